@@ -4,8 +4,10 @@ use crate::file_state::FileState;
 use crate::session::Session;
 use futures_util::future::join_all;
 use penstock_base::num::to_usize;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, ErrorKind, Ino, MAX_FILE_BYTES, Piece, Span, crc32c_blocks};
-use penstock_wire::data::{ChunkRef, decode_reply, encode_read, encode_write};
+use penstock_base::{
+    BLOCK_BYTES, Buf, BufMut, ErrorKind, FileId, MAX_FILE_BYTES, Piece, Span, crc32c_blocks,
+};
+use penstock_wire::data::{ChunkRef, encode_read, encode_write};
 use penstock_wire::{Failure, Kind};
 
 pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -14,14 +16,14 @@ const EFBIG: u16 = 27;
 /// The blocks of one file, for a caller that owns its lease and its I/O lock.
 pub(crate) struct Blocks<'a> {
     pub(crate) session: &'a Session,
-    pub(crate) ino: Ino,
+    pub(crate) file: FileId,
 }
 
 impl Blocks<'_> {
     /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
     /// order.
     pub(crate) async fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
-        let state = self.session.state(self.ino).await?.borrow().clone();
+        let state = self.session.state(self.file).await?.borrow().clone();
         let end = state.size().min(offset.saturating_add(len));
         if offset >= end {
             return Ok(Vec::new());
@@ -42,9 +44,9 @@ impl Blocks<'_> {
         let truncations = state.truncations();
         let read = async |Piece { unit: chunk, blocks }: Piece| {
             let (block, count) = (blocks.start, blocks.end - blocks.start);
-            let request = ChunkRef { ino: self.ino, chunk, block, count, truncations };
-            let (body, payload) = self.session.data(Kind::Read, encode_read(&request), Vec::new()).await?;
-            let (_, crcs) = decode_reply(&body)?;
+            let request = ChunkRef { ino: self.file.ino, chunk, block, count, truncations };
+            let (crcs, payload) =
+                self.session.data(Kind::Read, self.file.branch, encode_read(&request), Vec::new()).await?;
             let found = payload.iter().map(Buf::len).sum::<usize>();
             match found == count as usize * BLOCK_BYTES && crcs.len() == count as usize {
                 true => Ok(payload),
@@ -81,11 +83,11 @@ impl Blocks<'_> {
             let (block, count) = (blocks.start, blocks.end - blocks.start);
             let range = done..done + count as usize;
             done = range.end;
-            let (ino, truncations) = (self.ino, state.truncations());
+            let (ino, truncations) = (self.file.ino, state.truncations());
             let request = ChunkRef { ino, chunk, block, count, truncations };
             let body = encode_write(&request, &crcs[range.clone()]);
             let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
-            writes.push(self.session.data(Kind::Write, body, payload));
+            writes.push(self.session.data(Kind::Write, self.file.branch, body, payload));
         }
         assert_eq!(done, crcs.len(), "every block is written once");
         // Waits for all: within a process, a dropped call would interrupt the services in the middle of a

@@ -12,7 +12,7 @@ use crate::sync::Begun;
 use crate::writer::Staged;
 use crate::{sync, watch};
 use penstock_base::buf::gather;
-use penstock_base::{Buf, Env, ErrorKind, Ino};
+use penstock_base::{Branch, Buf, Env, ErrorKind, FileId, Ino};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest, Time};
 use penstock_wire::{Failure, Kind, Transport};
@@ -28,7 +28,7 @@ pub const MOST_COPIED: u64 = 16 << 20;
 /// A client of one file system.
 pub struct Client {
     pub(crate) session: Rc<Session>,
-    root: Ino,
+    root: FileId,
 }
 
 impl Client {
@@ -64,8 +64,8 @@ impl Client {
         self.session.number()
     }
 
-    /// Returns the inode of the root directory.
-    pub fn root(&self) -> Ino {
+    /// Returns the root directory.
+    pub fn root(&self) -> FileId {
         self.root
     }
 
@@ -78,7 +78,7 @@ impl Client {
     pub async fn close(&self) -> Result<(), Failure> {
         let result = self.sync_all().await;
         self.session.close();
-        match self.session.ask::<EmptyReply>(Kind::End, &EmptyReply {}).await {
+        match self.session.ask::<EmptyReply>(Kind::End, Branch::MAIN, &EmptyReply {}).await {
             // The request was repeated, because the connection was lost together with the first answer.
             Err(failure) if failure.kind == ErrorKind::Ended => result,
             ended => result.and(ended.map(drop)),
@@ -113,8 +113,8 @@ impl Client {
 
     /// Makes the kernel drop its pages of a file in the background, after the reply in progress has been
     /// sent.
-    pub fn drop_pages_soon(&self, ino: Ino) {
-        self.session.kernel().drop_pages_soon(ino);
+    pub fn drop_pages_soon(&self, file: FileId) {
+        self.session.kernel().drop_pages_soon(file);
     }
 
     /// True if no other client uses the file system, so that the kernel may cache names and attributes for a
@@ -135,41 +135,42 @@ impl Client {
     }
 
     /// Returns the current period in which no other client may change the file; `None` if others may.
-    pub fn owns(&self, ino: Ino) -> Option<Ownership> {
-        self.session.leases().owns(ino, self.session.restarts().changes())
+    pub fn owns(&self, file: FileId) -> Option<Ownership> {
+        self.session.leases().owns(file, self.session.restarts().changes())
     }
 
     /// True if the kernel may keep the pages that it has of a file which it is opening.
-    pub fn keeps_pages(&self, ino: Ino) -> bool {
-        self.session.leases().keeps_pages(ino)
+    pub fn keeps_pages(&self, file: FileId) -> bool {
+        self.session.leases().keeps_pages(file)
     }
 
     /// Acquires the lease of a file for an operation.
-    pub async fn hold(&self, ino: Ino, purpose: Purpose) -> Result<Hold, Failure> {
-        Hold::acquire(&self.session, ino, purpose).await
+    pub async fn hold(&self, file: FileId, purpose: Purpose) -> Result<Hold, Failure> {
+        Hold::acquire(&self.session, file, purpose).await
     }
 
     /// Acquires the lease of a file for a read of these bytes into pages that the kernel has locked for it.
-    pub async fn hold_to_fill(&self, ino: Ino, bytes: Range<u64>) -> Result<Hold, Failure> {
-        Hold::acquire_to_fill(&self.session, ino, bytes).await
+    pub async fn hold_to_fill(&self, file: FileId, bytes: Range<u64>) -> Result<Hold, Failure> {
+        Hold::acquire_to_fill(&self.session, file, bytes).await
     }
 
     /// Acquires the lease under which these attributes are changed.
-    pub async fn hold_to_set(&self, request: &SetAttrRequest) -> Result<Hold, Failure> {
+    pub async fn hold_to_set(&self, branch: Branch, request: &SetAttrRequest) -> Result<Hold, Failure> {
         // Other clients may have its mode and times cached, and only the owner of the lease may change the
         // size.
         let purpose = if request.size.is_some() { Purpose::Resize } else { Purpose::Write };
-        self.hold(Ino(request.ino), purpose).await
+        self.hold(FileId { branch, ino: Ino(request.ino) }, purpose).await
     }
 
     /// Opens a file. It exists while it is open, even without a name. Returns its size in bytes.
-    pub async fn open(&self, ino: Ino) -> Result<u64, Failure> {
+    pub async fn open(&self, file: FileId) -> Result<u64, Failure> {
         let session = &self.session;
         let mark = session.recent().mark();
         let reply = {
             let _opening = session.opening().read().await;
-            let reply: AttrReply = session.once(Kind::Open, &InodeRequest { ino: ino.0 }).await?;
-            if session.leases().covers(ino) {
+            let reply: AttrReply =
+                session.once(Kind::Open, file.branch, &InodeRequest { ino: file.ino.0 }).await?;
+            if session.leases().covers(file) {
                 let attr = session.newest(mark, reply).await?;
                 session.note_open(&attr);
                 return Ok(attr.size);
@@ -179,30 +180,31 @@ impl Client {
         };
         // This may wait for another client, so no lock is held here.
         let attr = match reply.may_be_unsynced {
-            true => session.attributes(ino).await,
+            true => session.attributes(file).await,
             false => session.newest(mark, reply).await,
         };
         match attr {
             Ok(attr) => Ok(attr.size),
             Err(failure) => {
-                self.release(ino).await?;
+                self.release(file).await?;
                 Err(failure)
             }
         }
     }
 
     /// Closes one handle of a file.
-    pub async fn release(&self, ino: Ino) -> Result<(), Failure> {
+    pub async fn release(&self, file: FileId) -> Result<(), Failure> {
         let _opening = self.session.opening().read().await;
-        self.session.files().with(ino, |state| state.close());
-        self.session.files().forget_idle(ino);
-        let _: EmptyReply = self.session.once(Kind::Close, &InodeRequest { ino: ino.0 }).await?;
+        self.session.files().with(file, |state| state.close());
+        self.session.files().forget_idle(file);
+        let _: EmptyReply =
+            self.session.once(Kind::Close, file.branch, &InodeRequest { ino: file.ino.0 }).await?;
         Ok(())
     }
 
     /// Returns files that programs have open, or of which the kernel has pages that programs change in
     /// mappings.
-    pub fn open_files(&self) -> Vec<Ino> {
+    pub fn open_files(&self) -> Vec<FileId> {
         self.session.open_files()
     }
 
@@ -210,82 +212,82 @@ impl Client {
     /// connection sends no unlocks and no closes.
     pub async fn close_all(&self) -> Result<(), Failure> {
         for lock in self.session.locks().all() {
-            self.unlock_all(Ino(lock.ino), lock.owner, lock.flock).await?;
+            self.unlock_all(lock.file(), lock.owner, lock.flock).await?;
         }
         self.session.direct().close_all();
         let mut open = Vec::new();
-        self.session.files().for_each(|ino, state| open.push((ino, state.kernel_is_gone())));
-        for (ino, opens) in open {
+        self.session.files().for_each(|file, state| open.push((file, state.kernel_is_gone())));
+        for (file, opens) in open {
             for _ in 0..opens {
-                self.release(ino).await?;
+                self.release(file).await?;
             }
         }
         Ok(())
     }
 
     /// Counts an open handle that may write through the kernel's pages, or one less.
-    pub fn note_writer(&self, ino: Ino, more: bool) {
-        self.session.files().with(ino, |state| state.count_writer(more));
+    pub fn note_writer(&self, file: FileId, more: bool) {
+        self.session.files().with(file, |state| state.count_writer(more));
     }
 
     /// Records that the kernel may have pages of an open file that programs change in mappings, or none any
     /// more. While it may, every lease is exclusive: two clients that changed parts of one page would
     /// overwrite each other's changes.
-    pub fn note_mapped(&self, ino: Ino, mapped: bool) {
-        self.session.files().with(ino, |state| state.set_mapped(mapped));
+    pub fn note_mapped(&self, file: FileId, mapped: bool) {
+        self.session.files().with(file, |state| state.set_mapped(mapped));
     }
 
     /// True if the kernel may have pages of the file that programs change in mappings.
-    pub fn is_mapped(&self, ino: Ino) -> bool {
-        self.session.files().with(ino, |state| state.is_mapped()) == Some(true)
+    pub fn is_mapped(&self, file: FileId) -> bool {
+        self.session.files().with(file, |state| state.is_mapped()) == Some(true)
     }
 
     /// Records that programs of this mount may write to a file from now on, or that none may any more.
-    pub fn note_open_for_writing(&self, ino: Ino, open: bool) {
+    pub fn note_open_for_writing(&self, file: FileId, open: bool) {
         let direct = self.session.direct();
-        if open { direct.opened(ino) } else { direct.closed(ino) }
+        if open { direct.opened(file) } else { direct.closed(file) }
     }
 
     /// True if a direct write of a file is done and the kernel may still have pages from before it.
-    pub fn has_unseen_writes(&self, ino: Ino) -> bool {
-        self.session.direct().has_unseen(ino)
+    pub fn has_unseen_writes(&self, file: FileId) -> bool {
+        self.session.direct().has_unseen(file)
     }
 
     /// Waits until the kernel has dropped the pages from before all direct writes of a file that are done by
     /// now.
-    pub async fn direct_writes_seen(&self, ino: Ino) {
-        self.session.direct().all_seen(ino).await;
+    pub async fn direct_writes_seen(&self, file: FileId) {
+        self.session.direct().all_seen(file).await;
     }
 
     /// Tracks the reads of these bytes into the kernel's pages until the result is dropped
     /// ([`Unseen::was_read`]).
-    pub fn watch_reads(&self, ino: Ino, bytes: Range<u64>) -> Unseen {
-        self.session.direct().note_write(ino, bytes, Contents::Any)
+    pub fn watch_reads(&self, file: FileId, bytes: Range<u64>) -> Unseen {
+        self.session.direct().note_write(file, bytes, Contents::Any)
     }
 
     /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
     /// order.
-    pub async fn read(&self, ino: Ino, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
-        let hold = self.hold(ino, Purpose::Read).await?;
+    pub async fn read(&self, file: FileId, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        let hold = self.hold(file, Purpose::Read).await?;
         hold.reader().await.read(offset, len).await
     }
 
     /// Returns the first offset at or behind `offset` that is data, or with `hole` the first in a hole; the
     /// end of the file counts as a hole. Fails with ENXIO if there is none.
-    pub async fn seek(&self, ino: Ino, offset: u64, hole: bool) -> Result<u64, Failure> {
-        let hold = self.hold(ino, Purpose::Read).await?;
+    pub async fn seek(&self, file: FileId, offset: u64, hole: bool) -> Result<u64, Failure> {
+        let hold = self.hold(file, Purpose::Read).await?;
         hold.reader().await.seek(offset, hole).await
     }
 
     /// Writes bytes at `offset`. They are visible when this returns, and durable after an fsync.
-    pub async fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Failure> {
-        let hold = self.hold(ino, Purpose::Write).await?;
+    pub async fn write(&self, file: FileId, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        let hold = self.hold(file, Purpose::Write).await?;
         hold.writer().await.write(offset, Staged::of(offset, data)).await
     }
 
     /// Appends bytes to the file. Returns the offset where they begin.
-    pub async fn append(&self, ino: Ino, data: &[u8]) -> Result<u64, Failure> {
-        let hold = self.hold(ino, Purpose::Write).await?;
+    pub async fn append(&self, file: FileId, data: &[u8]) -> Result<u64, Failure> {
+        let hold = self.hold(file, Purpose::Write).await?;
         Ok(hold.writer().await.append(0, Staged::of(0, data)).await?.0)
     }
 
@@ -294,7 +296,7 @@ impl Client {
     /// punching.
     pub async fn change_space(
         &self,
-        ino: Ino,
+        file: FileId,
         offset: u64,
         len: u64,
         change: SpaceChange,
@@ -305,7 +307,7 @@ impl Client {
         if range.is_empty() {
             return Err(Failure::new(ErrorKind::Invalid, "a range without bytes"));
         }
-        let hold = self.hold(ino, Purpose::Write).await?;
+        let hold = self.hold(file, Purpose::Write).await?;
         let unseen = hold.writer().await.change_space(range, change, keep_size).await?;
         if let Some(unseen) = unseen {
             hold.drop_old_pages(unseen).await;
@@ -316,7 +318,7 @@ impl Client {
     /// Copies up to `len` bytes from an offset of one file to an offset of another. Returns the number of
     /// bytes copied; 0 at the end of the first file. A failure after some bytes were copied is not returned:
     /// the next call meets it again.
-    pub async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, Failure> {
+    pub async fn copy(&self, from: (FileId, u64), to: (FileId, u64), len: u64) -> Result<u64, Failure> {
         let len = len.min(MOST_COPIED);
         let mut done = 0;
         while done < len {
@@ -330,7 +332,13 @@ impl Client {
         Ok(done)
     }
 
-    async fn copy_piece(&self, from: (Ino, u64), to: (Ino, u64), at: u64, len: u64) -> Result<u64, Failure> {
+    async fn copy_piece(
+        &self,
+        from: (FileId, u64),
+        to: (FileId, u64),
+        at: u64,
+        len: u64,
+    ) -> Result<u64, Failure> {
         let parts = self.read(from.0, from.1.saturating_add(at), len).await?;
         let offset = to.1.saturating_add(at);
         let len = parts.iter().map(Buf::len).sum();
@@ -341,19 +349,19 @@ impl Client {
     }
 
     /// True if a file has unsynced writes.
-    pub fn is_unsynced(&self, ino: Ino) -> bool {
-        self.session.files().with(ino, |state| state.has_unsynced_writes()) == Some(true)
+    pub fn is_unsynced(&self, file: FileId) -> bool {
+        self.session.files().with(file, |state| state.has_unsynced_writes()) == Some(true)
     }
 
     /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every
     /// earlier change of names. Fails, once, if earlier writes were lost.
-    pub async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
-        self.session.fsync(ino).await
+    pub async fn fsync(&self, file: FileId) -> Result<(), Failure> {
+        self.session.fsync(file).await
     }
 
     /// Like [`Client::fsync`], through a descriptor: fails once for each loss that it has not reported.
-    pub async fn fsync_through(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
-        self.session.fsync_through(ino, descriptor).await
+    pub async fn fsync_through(&self, file: FileId, descriptor: &Reported) -> Result<(), Failure> {
+        self.session.fsync_through(file, descriptor).await
     }
 
     /// Makes every acknowledged operation on names durable. Fails, once, if one was lost.
@@ -383,20 +391,20 @@ impl Client {
     }
 
     /// Records that a page of a file that the kernel had written back is lost.
-    pub fn note_lost_page(&self, ino: Ino) {
-        self.session.files().with(ino, |state| state.lose_page());
+    pub fn note_lost_page(&self, file: FileId) {
+        self.session.files().with(file, |state| state.lose_page());
     }
 
     /// Fails a close if writes of the file were lost. The caller of close may ignore errors, for example a
     /// program that is started while another thread opens files. So the loss is reported here and stays to be
     /// reported until the last close.
-    pub fn tell_lost(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
-        self.session.tell_lost(ino, descriptor)
+    pub fn tell_lost(&self, file: FileId, descriptor: &Reported) -> Result<(), Failure> {
+        self.session.tell_lost(file, descriptor)
     }
 
     /// For a descriptor opened now: it need not report losses that were reported before.
-    pub fn reported(&self, ino: Ino) -> Reported {
-        self.session.reported(ino)
+    pub fn reported(&self, file: FileId) -> Reported {
+        self.session.reported(file)
     }
 
     /// Removes set-id bits or capabilities from a file, durably, before the write that requires it. A write

@@ -19,7 +19,7 @@
 
 use crate::page_set::{PAGE_BYTES, PageSet, pages};
 use penstock_base::num::to_usize;
-use penstock_base::{HashMap, Ino};
+use penstock_base::{FileId, HashMap};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -31,7 +31,7 @@ const MOST_RANGES: usize = 64;
 /// Files that are open for writing on this mount.
 #[derive(Default)]
 pub(crate) struct DirectWrites {
-    files: RefCell<HashMap<Ino, File>>,
+    files: RefCell<HashMap<FileId, File>>,
     seen: Notify,
 }
 
@@ -61,23 +61,23 @@ pub(crate) enum Contents {
 /// A finished direct write while the kernel may still have pages from before it; dropping this ends that.
 pub struct Unseen {
     writes: Rc<DirectWrites>,
-    ino: Ino,
+    file: FileId,
     write: Rc<Write>,
 }
 
 impl DirectWrites {
-    fn file<T>(&self, ino: Ino, act: impl FnOnce(&mut File) -> T) -> Option<T> {
-        self.files.borrow_mut().get_mut(&ino).map(act)
+    fn with<T>(&self, file: FileId, act: impl FnOnce(&mut File) -> T) -> Option<T> {
+        self.files.borrow_mut().get_mut(&file).map(act)
     }
 
     /// Programs of this mount may write to a file from now on.
-    pub(crate) fn opened(&self, ino: Ino) {
-        self.files.borrow_mut().entry(ino).or_default();
+    pub(crate) fn opened(&self, file: FileId) {
+        self.files.borrow_mut().entry(file).or_default();
     }
 
     /// No program of this mount may write to a file any more.
-    pub(crate) fn closed(&self, ino: Ino) {
-        self.files.borrow_mut().remove(&ino);
+    pub(crate) fn closed(&self, file: FileId) {
+        self.files.borrow_mut().remove(&file);
     }
 
     /// Forgets all files: none is open for writing any more.
@@ -86,53 +86,53 @@ impl DirectWrites {
     }
 
     /// Records that the kernel reads these bytes into pages.
-    pub(crate) fn note_read(&self, ino: Ino, bytes: &Range<u64>) {
-        self.file(ino, |file| {
-            file.read.add_coarsely(bytes.clone(), MOST_RANGES);
-            file.writes.iter().for_each(|write| write.note_read(bytes));
+    pub(crate) fn note_read(&self, file: FileId, bytes: &Range<u64>) {
+        self.with(file, |known| {
+            known.read.add_coarsely(bytes.clone(), MOST_RANGES);
+            known.writes.iter().for_each(|write| write.note_read(bytes));
         });
     }
 
     /// True if the kernel may have a page that contains any of these bytes.
-    pub(crate) fn may_be_read(&self, ino: Ino, bytes: &Range<u64>) -> bool {
+    pub(crate) fn may_be_read(&self, file: FileId, bytes: &Range<u64>) -> bool {
         let looked_at = pages(bytes);
         let unseen = |write: &Rc<Write>| {
             let written = pages(&write.bytes);
             written.start < looked_at.end && looked_at.start < written.end
         };
-        self.file(ino, |file| file.read.overlaps(bytes) || file.writes.iter().any(unseen)) == Some(true)
+        self.with(file, |known| known.read.overlaps(bytes) || known.writes.iter().any(unseen)) == Some(true)
     }
 
     /// Records that a direct write of these bytes is done. Keep the result until the kernel has dropped the
     /// older pages.
-    pub(crate) fn note_write(self: &Rc<Self>, ino: Ino, bytes: Range<u64>, contents: Contents) -> Unseen {
+    pub(crate) fn note_write(self: &Rc<Self>, file: FileId, bytes: Range<u64>, contents: Contents) -> Unseen {
         let len = bytes.end - bytes.start;
         assert!(
             !matches!(&contents, Contents::Bytes(kept) if kept.len() as u64 != len),
             "all bytes are kept"
         );
         let write = Rc::new(Write { bytes, contents, fresh: RefCell::default() });
-        self.file(ino, |file| {
-            file.read.remove(&write.bytes);
-            file.writes.push(write.clone());
+        self.with(file, |known| {
+            known.read.remove(&write.bytes);
+            known.writes.push(write.clone());
         });
-        Unseen { writes: self.clone(), ino, write }
+        Unseen { writes: self.clone(), file, write }
     }
 
     /// True if a direct write of a file is done and the kernel may still have pages from before it.
-    pub(crate) fn has_unseen(&self, ino: Ino) -> bool {
-        self.file(ino, |file| !file.writes.is_empty()) == Some(true)
+    pub(crate) fn has_unseen(&self, file: FileId) -> bool {
+        self.with(file, |known| !known.writes.is_empty()) == Some(true)
     }
 
     /// Waits until the kernel has dropped the pages from before all direct writes of a file that are done by
     /// now.
-    pub(crate) async fn all_seen(&self, ino: Ino) {
-        let writes = self.file(ino, |file| file.writes.clone()).unwrap_or_default();
+    pub(crate) async fn all_seen(&self, file: FileId) {
+        let writes = self.with(file, |known| known.writes.clone()).unwrap_or_default();
         for write in writes {
             loop {
                 let seen = self.seen.notified();
-                let is_there = |file: &mut File| file.writes.iter().any(|other| Rc::ptr_eq(other, &write));
-                if self.file(ino, is_there) != Some(true) {
+                let is_there = |known: &mut File| known.writes.iter().any(|other| Rc::ptr_eq(other, &write));
+                if self.with(file, is_there) != Some(true) {
                     break;
                 }
                 seen.await;
@@ -141,8 +141,8 @@ impl DirectWrites {
     }
 
     /// Puts the bytes of direct writes into a page that the kernel read before them and writes back now.
-    pub(crate) fn renew(&self, ino: Ino, offset: u64, back: &mut [u8]) {
-        self.file(ino, |file| file.writes.iter().for_each(|write| write.renew(offset, back)));
+    pub(crate) fn renew(&self, file: FileId, offset: u64, back: &mut [u8]) {
+        self.with(file, |known| known.writes.iter().for_each(|write| write.renew(offset, back)));
     }
 }
 
@@ -187,8 +187,8 @@ impl Unseen {
 
 impl Drop for Unseen {
     fn drop(&mut self) {
-        let Self { writes, ino, write } = self;
-        writes.file(*ino, |file| file.writes.retain(|other| !Rc::ptr_eq(other, write)));
+        let Self { writes, file, write } = self;
+        writes.with(*file, |known| known.writes.retain(|other| !Rc::ptr_eq(other, write)));
         writes.seen.notify_waiters();
     }
 }
@@ -197,60 +197,60 @@ impl Drop for Unseen {
 mod tests {
     use super::*;
 
-    const INO: Ino = Ino(5);
+    const FILE: FileId = FileId::of_numbers(0, 5);
     const PAGE: usize = PAGE_BYTES as usize;
 
     fn open() -> Rc<DirectWrites> {
         let writes = Rc::new(DirectWrites::default());
-        writes.opened(INO);
+        writes.opened(FILE);
         writes
     }
 
     fn write(writes: &Rc<DirectWrites>, at: u64, bytes: &[u8]) -> Unseen {
-        writes.note_write(INO, at..at + bytes.len() as u64, Contents::Bytes(bytes.to_vec()))
+        writes.note_write(FILE, at..at + bytes.len() as u64, Contents::Bytes(bytes.to_vec()))
     }
 
     /// The first nine bytes of the first and of the second page as they reach the file.
     fn written_back(writes: &DirectWrites, with: u8) -> [Vec<u8>; 2] {
         let mut back = vec![with; 2 * PAGE];
-        writes.renew(INO, 0, &mut back);
+        writes.renew(FILE, 0, &mut back);
         [back[..9].to_vec(), back[PAGE..PAGE + 9].to_vec()]
     }
 
     #[test]
     fn a_page_that_was_read_after_a_write_keeps_its_bytes() {
         let writes = open();
-        writes.note_read(INO, &(0..2 * PAGE_BYTES));
+        writes.note_read(FILE, &(0..2 * PAGE_BYTES));
         let bytes = vec![1; PAGE + 2];
         let first = write(&writes, 4, &bytes);
-        let second = writes.note_write(INO, 6..8, Contents::Zeros);
+        let second = writes.note_write(FILE, 6..8, Contents::Zeros);
         assert_eq!(written_back(&writes, 9), [[9, 9, 9, 9, 1, 1, 0, 0, 1], [1, 1, 1, 1, 1, 1, 9, 9, 9]]);
-        writes.note_read(INO, &(PAGE_BYTES..PAGE_BYTES + 1));
+        writes.note_read(FILE, &(PAGE_BYTES..PAGE_BYTES + 1));
         assert!(first.was_read() && !second.was_read());
         assert_eq!(written_back(&writes, 9), [[9, 9, 9, 9, 1, 1, 0, 0, 1], [9; 9]]);
         drop(first);
         assert_eq!(written_back(&writes, 9), [[9, 9, 9, 9, 9, 9, 0, 0, 9], [9; 9]]);
-        writes.note_read(INO, &(0..1));
+        writes.note_read(FILE, &(0..1));
         assert_eq!(written_back(&writes, 9), [[9; 9], [9; 9]]);
     }
 
     #[test]
     fn pages_count_until_a_write_of_them_is_seen() {
         let writes = open();
-        let may = |bytes: Range<u64>| writes.may_be_read(INO, &bytes);
+        let may = |bytes: Range<u64>| writes.may_be_read(FILE, &bytes);
         assert!(!may(0..1));
-        writes.note_read(INO, &(0..100));
+        writes.note_read(FILE, &(0..100));
         assert!(may(200..300) && !may(PAGE_BYTES..u64::MAX));
         let unseen = write(&writes, 10, &[1]);
         assert!(may(200..300), "the kernel may have the page still");
         drop(unseen);
         assert!(!may(200..300));
-        writes.note_read(INO, &(0..100));
-        writes.opened(INO);
+        writes.note_read(FILE, &(0..100));
+        writes.opened(FILE);
         assert!(may(0..1));
-        writes.closed(INO);
+        writes.closed(FILE);
         assert!(!may(0..1) && writes.files.borrow().is_empty());
-        writes.note_read(INO, &(0..100));
+        writes.note_read(FILE, &(0..100));
         assert!(writes.files.borrow().is_empty(), "nobody may write to it");
     }
 }

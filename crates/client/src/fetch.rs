@@ -2,19 +2,20 @@
 
 use crate::file_state::{FileState, SharedState};
 use crate::session::Session;
-use penstock_base::Ino;
+use penstock_base::FileId;
 use penstock_wire::metadata::{Attr, AttrReply, InodeRequest};
 use penstock_wire::{Failure, Kind};
 
 impl Session {
     /// Returns the state of a file, fetched if it is unknown or stale. The caller owns the file's lease.
-    pub(crate) async fn state(&self, ino: Ino) -> Result<SharedState, Failure> {
-        if let Some(state) = self.files().get(ino).filter(|state| !state.borrow().is_stale()) {
+    pub(crate) async fn state(&self, file: FileId) -> Result<SharedState, Failure> {
+        if let Some(state) = self.files().get(file).filter(|state| !state.borrow().is_stale()) {
             return Ok(state);
         }
-        let reply: AttrReply = self.ask(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await?;
+        let reply: AttrReply =
+            self.ask(Kind::GetAttr, file.branch, &InodeRequest { ino: file.ino.0 }).await?;
         let fetched = FileState::of(&reply.attr.unwrap_or_default());
-        self.files().with(ino, |known| {
+        self.files().with(file, |known| {
             if known.is_stale() {
                 if known.has_unsynced_writes()
                     && known.truncations() == fetched.truncations()
@@ -22,19 +23,19 @@ impl Session {
                 {
                     // Cannot happen: the state becomes stale only after its writes were synced or counted as
                     // lost.
-                    tracing::error!(%ino, "unsynced writes of a stale file are lost");
+                    tracing::error!(%file, "unsynced writes of a stale file are lost");
                     known.lose();
                 }
                 known.refresh(&fetched);
             }
         });
-        Ok(self.files().get_or_make(ino, || fetched))
+        Ok(self.files().get_or_make(file, || fetched))
     }
 
     /// Counts an open of a file with these attributes.
     pub(crate) fn note_open(&self, attr: &Attr) {
-        let ino = Ino(attr.ino);
-        let is_covered = self.leases().covers(ino);
+        let file = attr.file();
+        let is_covered = self.leases().covers(file);
         let make = || {
             let mut state = FileState::of(attr);
             if !is_covered {
@@ -42,25 +43,27 @@ impl Session {
             }
             state
         };
-        self.files().get_or_make(ino, make).borrow_mut().open();
+        self.files().get_or_make(file, make).borrow_mut().open();
     }
 
     /// Returns the attributes in a reply to a request made after `mark`, updated with this client's unsynced
     /// size and time.
     pub(crate) async fn newest(&self, mut mark: u64, reply: AttrReply) -> Result<Attr, Failure> {
         let mut attr = reply.attr.unwrap_or_default();
-        while self.recent().since(mark, Ino(attr.ino)) {
+        while self.recent().since(mark, attr.file()) {
             mark = self.recent().mark();
-            let again: AttrReply = self.ask(Kind::GetAttr, &InodeRequest { ino: attr.ino }).await?;
+            let again: AttrReply =
+                self.ask(Kind::GetAttr, attr.file().branch, &InodeRequest { ino: attr.ino }).await?;
             attr = again.attr.unwrap_or_default();
         }
-        self.files().with(Ino(attr.ino), |state| state.overlay(&mut attr));
+        self.files().with(attr.file(), |state| state.overlay(&mut attr));
         Ok(attr)
     }
 
     /// Returns the attributes of an inode.
-    pub(crate) async fn attributes(&self, ino: Ino) -> Result<Attr, Failure> {
+    pub(crate) async fn attributes(&self, file: FileId) -> Result<Attr, Failure> {
         let mark = self.recent().mark();
-        self.newest(mark, self.ask(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await?).await
+        self.newest(mark, self.ask(Kind::GetAttr, file.branch, &InodeRequest { ino: file.ino.0 }).await?)
+            .await
     }
 }

@@ -4,7 +4,7 @@
 //! closed after a close has reported it.
 
 use crate::sent::Change;
-use penstock_base::{HashMap, Ino};
+use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{Attr, Time, set_id_bits};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -327,36 +327,36 @@ pub(crate) type SharedState = Rc<RefCell<FileState>>;
 
 /// The states of files.
 #[derive(Default)]
-pub(crate) struct Files(RefCell<HashMap<Ino, SharedState>>);
+pub(crate) struct Files(RefCell<HashMap<FileId, SharedState>>);
 
 impl Files {
     /// Returns the state of a file, if there is one.
-    pub(crate) fn get(&self, ino: Ino) -> Option<SharedState> {
-        self.0.borrow().get(&ino).cloned()
+    pub(crate) fn get(&self, file: FileId) -> Option<SharedState> {
+        self.0.borrow().get(&file).cloned()
     }
 
     /// Returns the state of a file; `make` makes it if there is none.
-    pub(crate) fn get_or_make(&self, ino: Ino, make: impl FnOnce() -> FileState) -> SharedState {
-        self.0.borrow_mut().entry(ino).or_insert_with(|| Rc::new(RefCell::new(make()))).clone()
+    pub(crate) fn get_or_make(&self, file: FileId, make: impl FnOnce() -> FileState) -> SharedState {
+        self.0.borrow_mut().entry(file).or_insert_with(|| Rc::new(RefCell::new(make()))).clone()
     }
 
     /// Reads or changes the state of a file, if there is one.
-    pub(crate) fn with<T>(&self, ino: Ino, act: impl FnOnce(&mut FileState) -> T) -> Option<T> {
-        self.0.borrow().get(&ino).map(|state| act(&mut state.borrow_mut()))
+    pub(crate) fn with<T>(&self, file: FileId, act: impl FnOnce(&mut FileState) -> T) -> Option<T> {
+        self.0.borrow().get(&file).map(|state| act(&mut state.borrow_mut()))
     }
 
     /// Reads or changes all states.
-    pub(crate) fn for_each(&self, mut act: impl FnMut(Ino, &mut FileState)) {
-        self.0.borrow().iter().for_each(|(ino, state)| act(*ino, &mut state.borrow_mut()));
+    pub(crate) fn for_each(&self, mut act: impl FnMut(FileId, &mut FileState)) {
+        self.0.borrow().iter().for_each(|(file, state)| act(*file, &mut state.borrow_mut()));
     }
 
     /// The files whose states are wanted, in order.
-    pub(crate) fn select(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<Ino> {
+    pub(crate) fn select(&self, wanted: impl Fn(&FileState) -> bool) -> Vec<FileId> {
         let files = self.0.borrow();
         let wanted = files.iter().filter(|(_, state)| wanted(&state.borrow()));
-        let mut inos: Vec<Ino> = wanted.map(|(ino, _)| *ino).collect();
-        inos.sort_unstable();
-        inos
+        let mut files: Vec<FileId> = wanted.map(|(file, _)| *file).collect();
+        files.sort_unstable();
+        files
     }
 
     /// True if there is no state at all.
@@ -365,16 +365,16 @@ impl Files {
     }
 
     /// True if there is a state of the file.
-    pub(crate) fn contains(&self, ino: Ino) -> bool {
-        self.0.borrow().contains_key(&ino)
+    pub(crate) fn contains(&self, file: FileId) -> bool {
+        self.0.borrow().contains_key(&file)
     }
 
     /// Forgets a file that is not open, has no unsynced change and no unreported loss, and is not in use by
     /// an operation.
-    pub(crate) fn forget_idle(&self, ino: Ino) {
+    pub(crate) fn forget_idle(&self, file: FileId) {
         let mut files = self.0.borrow_mut();
-        if files.get(&ino).is_some_and(|state| state.borrow().is_idle() && Rc::strong_count(state) == 1) {
-            files.remove(&ino);
+        if files.get(&file).is_some_and(|state| state.borrow().is_idle() && Rc::strong_count(state) == 1) {
+            files.remove(&file);
         }
     }
 }

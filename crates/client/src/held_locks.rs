@@ -6,7 +6,7 @@
 //! reclaim, and the lock would stay forever.
 
 use penstock_base::range_locks::{RangeLock, RangeLocks};
-use penstock_base::{HashMap, Ino};
+use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{LockChange, LockRequest};
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -16,11 +16,11 @@ use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, 
 /// requests.
 const ASKING: usize = 4;
 
-/// The locks of a client, by inode: those of fcntl and those of flock.
+/// The locks of a client, by file: those of fcntl and those of flock.
 pub(crate) struct Locks {
-    held: RefCell<HashMap<Ino, [RangeLocks<u64>; 2]>>,
+    held: RefCell<HashMap<FileId, [RangeLocks<u64>; 2]>>,
     /// Waiters by file, notified when a lock of the file is released.
-    waiting: RefCell<HashMap<Ino, Weak<Notify>>>,
+    waiting: RefCell<HashMap<FileId, Weak<Notify>>>,
     asking: Semaphore,
     /// Locked shared by each request that changes a lock, and exclusively while all locks are reclaimed.
     changing: RwLock<()>,
@@ -35,28 +35,28 @@ impl Default for Locks {
 
 impl Locks {
     /// Wakes those that wait for a lock of a file.
-    pub(crate) fn note_unlocked(&self, ino: Ino) {
-        if let Some(news) = self.waiting.borrow().get(&ino).and_then(Weak::upgrade) {
+    pub(crate) fn note_unlocked(&self, file: FileId) {
+        if let Some(news) = self.waiting.borrow().get(&file).and_then(Weak::upgrade) {
             news.notify_waiters();
         }
     }
 
     /// Registers a waiter, which is notified of released locks of a file until it is dropped.
-    pub(crate) fn news_of(&self, ino: Ino) -> News<'_> {
+    pub(crate) fn news_of(&self, file: FileId) -> News<'_> {
         let mut waiting = self.waiting.borrow_mut();
-        let known = waiting.get(&ino).and_then(Weak::upgrade);
+        let known = waiting.get(&file).and_then(Weak::upgrade);
         let told = known.unwrap_or_else(|| {
             let new = Rc::<Notify>::default();
-            waiting.insert(ino, Rc::downgrade(&new));
+            waiting.insert(file, Rc::downgrade(&new));
             new
         });
-        News { locks: self, ino, told }
+        News { locks: self, file, told }
     }
 
     /// Records a lock that was granted or released.
     pub(crate) fn note(&self, request: &LockRequest) {
         let mut held = self.held.borrow_mut();
-        let tables = held.entry(Ino(request.ino)).or_default();
+        let tables = held.entry(request.file()).or_default();
         let table = &mut tables[usize::from(request.flock)];
         let LockRequest { owner, first, last, pid, uid, .. } = *request;
         match request.change() {
@@ -67,19 +67,19 @@ impl Locks {
             }
         }
         if tables.iter().all(RangeLocks::is_empty) {
-            held.remove(&Ino(request.ino));
+            held.remove(&request.file());
         }
     }
 
     /// Forgets the locks in a range. Returns the requests that would restore all locks which overlap it.
     pub(crate) fn give_up(&self, request: &LockRequest) -> Vec<LockRequest> {
         let LockRequest { owner, first, last, .. } = *request;
-        let ino = Ino(request.ino);
+        let file = request.file();
         let cut = |lock: &&RangeLock<u64>| lock.owner == owner && lock.first <= last && first <= lock.last;
         let held = self.held.borrow();
-        let table = held.get(&ino).map(|tables| &tables[usize::from(request.flock)]);
+        let table = held.get(&file).map(|tables| &tables[usize::from(request.flock)]);
         let before = table.into_iter().flat_map(|table| table.iter().filter(cut));
-        let before = before.map(|lock| said_again(ino, lock, request.flock)).collect();
+        let before = before.map(|lock| said_again(file, lock, request.flock)).collect();
         drop(held);
         assert!(request.change() == LockChange::Unlock, "locks are given up by an unlock");
         self.note(request);
@@ -97,9 +97,9 @@ impl Locks {
     }
 
     /// True if the owner has a lock of the file.
-    pub(crate) fn has(&self, ino: Ino, owner: u64, flock: bool) -> bool {
+    pub(crate) fn has(&self, file: FileId, owner: u64, flock: bool) -> bool {
         let held = self.held.borrow();
-        let tables = held.get(&ino);
+        let tables = held.get(&file);
         tables.is_some_and(|tables| tables[usize::from(flock)].iter().any(|lock| lock.owner == owner))
     }
 
@@ -113,9 +113,9 @@ impl Locks {
     pub(crate) fn all(&self) -> Vec<LockRequest> {
         let held = self.held.borrow();
         let mut all = Vec::new();
-        for (ino, tables) in &*held {
+        for (file, tables) in &*held {
             for (table, flock) in tables.iter().zip([false, true]) {
-                all.extend(table.iter().map(|lock| said_again(*ino, lock, flock)));
+                all.extend(table.iter().map(|lock| said_again(*file, lock, flock)));
             }
         }
         all
@@ -123,9 +123,10 @@ impl Locks {
 }
 
 /// Returns the request that reclaims a lock.
-fn said_again(ino: Ino, lock: &RangeLock<u64>, flock: bool) -> LockRequest {
+fn said_again(file: FileId, lock: &RangeLock<u64>, flock: bool) -> LockRequest {
     LockRequest {
-        ino: ino.0,
+        ino: file.ino.0,
+        branch: file.branch.0,
         owner: lock.owner,
         first: lock.first,
         last: lock.last,
@@ -140,7 +141,7 @@ fn said_again(ino: Ino, lock: &RangeLock<u64>, flock: bool) -> LockRequest {
 /// A waiter for a lock of a file.
 pub(crate) struct News<'a> {
     locks: &'a Locks,
-    ino: Ino,
+    file: FileId,
     told: Rc<Notify>,
 }
 
@@ -154,7 +155,7 @@ impl News<'_> {
 impl Drop for News<'_> {
     fn drop(&mut self) {
         if Rc::strong_count(&self.told) == 1 {
-            self.locks.waiting.borrow_mut().remove(&self.ino);
+            self.locks.waiting.borrow_mut().remove(&self.file);
         }
     }
 }

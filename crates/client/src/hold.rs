@@ -7,7 +7,7 @@ use crate::reader::Reader;
 use crate::session::Session;
 use crate::writer::Writer;
 use futures_util::future::{Either, select};
-use penstock_base::Ino;
+use penstock_base::FileId;
 use penstock_wire::metadata::{Attr, LeaseReply, LeaseRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
 use std::ops::Range;
@@ -18,34 +18,38 @@ use std::rc::Rc;
 /// one.
 pub struct Hold {
     session: Rc<Session>,
-    ino: Ino,
+    file: FileId,
     lease: LeaseUse,
 }
 
 impl Hold {
     /// Acquires the lease of a file for an operation.
-    pub(crate) async fn acquire(session: &Rc<Session>, ino: Ino, purpose: Purpose) -> Result<Self, Failure> {
+    pub(crate) async fn acquire(
+        session: &Rc<Session>,
+        file: FileId,
+        purpose: Purpose,
+    ) -> Result<Self, Failure> {
         let locked = match purpose {
             Purpose::Read | Purpose::Page => 0..0,
             // A write may have a page locked that it fills in part, and a change of size keeps all changed
             // pages back.
             Purpose::Write | Purpose::Resize => 0..u64::MAX,
         };
-        Self::acquire_for(session, ino, purpose, Waiting::new(locked, false)).await
+        Self::acquire_for(session, file, purpose, Waiting::new(locked, false)).await
     }
 
     /// Acquires the lease of a file for a read of these bytes into pages that the kernel has locked for it.
     pub(crate) async fn acquire_to_fill(
         session: &Rc<Session>,
-        ino: Ino,
+        file: FileId,
         bytes: Range<u64>,
     ) -> Result<Self, Failure> {
-        Self::acquire_for(session, ino, Purpose::Read, Waiting::new(bytes, true)).await
+        Self::acquire_for(session, file, Purpose::Read, Waiting::new(bytes, true)).await
     }
 
     async fn acquire_for(
         session: &Rc<Session>,
-        ino: Ino,
+        file: FileId,
         purpose: Purpose,
         waiting: Waiting,
     ) -> Result<Self, Failure> {
@@ -54,20 +58,20 @@ impl Hold {
         loop {
             session.in_lease().await?;
             let changed = leases.change();
-            let is_written = session.files().with(ino, |state| state.is_written_by_pages()) == Some(true);
+            let is_written = session.files().with(file, |state| state.is_written_by_pages()) == Some(true);
             let right = Right::to_be(purpose != Purpose::Read || is_written);
-            let admission = leases.admit(ino, right, purpose, &waiting);
+            let admission = leases.admit(file, right, purpose, &waiting);
             if let Admission::Use(lease) = admission {
-                return Ok(Self { session: session.clone(), ino, lease });
+                return Ok(Self { session: session.clone(), file, lease });
             }
-            waits.get_or_insert_with(|| leases.wait(ino, &waiting));
+            waits.get_or_insert_with(|| leases.wait(file, &waiting));
             let Admission::Ask(asking) = admission else {
                 changed.await;
                 continue;
             };
             // The answer may wait for others, which wait for this client's present lease.
-            let asked = pin!(ask(session, ino, asking));
-            let suffices = pin!(leases.until(|leases| leases.suffices(ino, purpose, &waiting)));
+            let asked = pin!(ask(session, file, asking));
+            let suffices = pin!(leases.until(|leases| leases.suffices(file, purpose, &waiting)));
             if let Either::Left((asked, _)) = select(asked, suffices).await {
                 asked?;
             }
@@ -76,18 +80,18 @@ impl Hold {
 
     /// Waits until no other operation of this client writes, to read.
     pub async fn reader(&self) -> Reader<'_> {
-        Reader::begin(&self.session, self.ino).await
+        Reader::begin(&self.session, self.file).await
     }
 
     /// Waits until no other operation of this client reads or writes, to write.
     pub async fn writer(&self) -> Writer<'_> {
-        Writer::begin(&self.session, self.ino).await
+        Writer::begin(&self.session, self.file).await
     }
 
     /// Returns the size of the file in bytes.
     pub async fn size(&self) -> Result<u64, Failure> {
-        let size = self.session.state(self.ino).await?.borrow().size();
-        self.session.files().forget_idle(self.ino);
+        let size = self.session.state(self.file).await?.borrow().size();
+        self.session.files().forget_idle(self.file);
         Ok(size)
     }
 
@@ -107,38 +111,38 @@ impl Hold {
     /// hold first, because a page may be locked for a request that waits for the lease. The result keeps the
     /// lease as well.
     pub async fn drop_old_pages(self, unseen: Unseen) -> Store {
-        let (session, ino, store) = (self.session.clone(), self.ino, self.lease.store(unseen.bytes()));
+        let (session, file, store) = (self.session.clone(), self.file, self.lease.store(unseen.bytes()));
         drop(self);
-        session.kernel().drop_pages(ino, unseen.bytes()).await;
+        session.kernel().drop_pages(file, unseen.bytes()).await;
         store
     }
 
     /// Changes attributes of the file.
     pub async fn set_attr(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
-        assert_eq!(request.ino, self.ino.0, "a request is about the file that is held");
+        assert_eq!(request.ino, self.file.ino.0, "a request is about the file that is held");
         let (session, dropped) = (&self.session, request.drop_set_id);
-        let takes_bits = dropped && session.files().with(self.ino, |state| state.has_set_id()) == Some(true);
+        let takes_bits = dropped && session.files().with(self.file, |state| state.has_set_id()) == Some(true);
         let attr = match takes_bits {
             true => take_durably(session, async || self.change_attr(request.clone()).await).await?,
             false => self.change_attr(request).await?,
         };
-        session.files().with(self.ino, |state| state.mode_set(attr.mode, dropped));
+        session.files().with(self.file, |state| state.mode_set(attr.mode, dropped));
         Ok(attr)
     }
 
     async fn change_attr(&self, request: SetAttrRequest) -> Result<Attr, Failure> {
-        let (session, ino) = (&self.session, self.ino);
+        let (session, file) = (&self.session, self.file);
         if let Some(size) = request.size {
             return self.writer().await.resize(request, size).await;
         }
         let mut turn = None;
         if request.mtime.is_some() {
             // A time that is set must not be overtaken by the time of an earlier write.
-            turn = Some(session.turns().exclusive(ino).await);
-            session.sync_file(ino).await?;
+            turn = Some(session.turns().exclusive(file).await);
+            session.sync_file(file).await?;
         }
         let mark = session.recent().mark();
-        let attr = session.newest(mark, session.change_inode(Kind::SetAttr, ino, &request).await?).await;
+        let attr = session.newest(mark, session.change_inode(Kind::SetAttr, file, &request).await?).await;
         drop(turn);
         attr
     }
@@ -146,22 +150,22 @@ impl Hold {
     /// Removes the set-id bits from an open file before a process writes to it that may not keep them.
     /// Returns true if there were any.
     pub async fn drop_set_id(&self) -> Result<bool, Failure> {
-        if !self.session.state(self.ino).await?.borrow().has_set_id() {
+        if !self.session.state(self.file).await?.borrow().has_set_id() {
             return Ok(false);
         }
-        let request = SetAttrRequest { ino: self.ino.0, drop_set_id: true, ..SetAttrRequest::default() };
+        let request = SetAttrRequest { ino: self.file.ino.0, drop_set_id: true, ..SetAttrRequest::default() };
         self.set_attr(request).await.map(|_| true)
     }
 }
 
 /// Asks the service for a lease, and takes its grant, unless the era has ended meanwhile: then the service
 /// may have forgotten it, or its number may be that of another grant.
-async fn ask(session: &Session, ino: Ino, asking: Asking<'_>) -> Result<(), Failure> {
-    session.leases().trim(|ino| session.files().contains(ino));
+async fn ask(session: &Session, file: FileId, asking: Asking<'_>) -> Result<(), Failure> {
+    session.leases().trim(|file| session.files().contains(file));
     let exclusive = asking.right() == Right::Exclusive;
-    let request = LeaseRequest { ino: ino.0, exclusive, first: 0, last: u64::MAX };
+    let request = LeaseRequest { ino: file.ino.0, exclusive, first: 0, last: u64::MAX };
     let era = session.era();
-    let LeaseReply { grant } = session.ask(Kind::Lease, &request).await?;
+    let LeaseReply { grant } = session.ask(Kind::Lease, file.branch, &request).await?;
     if session.era() == era {
         asking.granted(grant);
     }

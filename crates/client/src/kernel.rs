@@ -1,6 +1,6 @@
 //! The kernel's caches behind a client that is a mount.
 
-use penstock_base::{Env, Ino, LocalBoxFuture};
+use penstock_base::{Env, FileId, LocalBoxFuture};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ const MOST_SOON: usize = 32;
 pub trait KernelCache {
     /// Drops the pages of these bytes of a file; pages that programs have changed are written back first.
     /// Waits for requests that have such a page locked.
-    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()>;
+    fn drop_pages(&self, file: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()>;
     /// Completes when the kernel no longer uses a name or an attribute that it got before this call.
     fn names_expire(&self) -> LocalBoxFuture<'_, ()>;
     /// Drops the pages that programs see, of files with these sizes, while no request is answered. Pages that
@@ -22,7 +22,7 @@ pub trait KernelCache {
     /// the lapse still `lasts`, the mount serves nothing any more.
     fn hide_pages<'a>(
         &'a self,
-        files: Vec<(Ino, u64)>,
+        files: Vec<(FileId, u64)>,
         within: std::time::Duration,
         lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()>;
@@ -51,20 +51,20 @@ impl Kernel {
     }
 
     /// Drops the pages of these bytes of a file, if there is a kernel.
-    pub(crate) async fn drop_pages(&self, ino: Ino, bytes: Range<u64>) {
+    pub(crate) async fn drop_pages(&self, file: FileId, bytes: Range<u64>) {
         if let Some(cache) = self.cache() {
-            cache.drop_pages(ino, bytes).await;
+            cache.drop_pages(file, bytes).await;
         }
     }
 
     /// Makes the kernel drop its pages of a file in the background, after the reply in progress has been
     /// sent.
-    pub(crate) fn drop_pages_soon(&self, ino: Ino) {
+    pub(crate) fn drop_pages_soon(&self, file: FileId) {
         if let Some(cache) = self.cache() {
             let soon = self.soon.clone();
             let drop_them = async move {
                 let _turn = soon.acquire().await;
-                cache.drop_pages(ino, 0..u64::MAX).await;
+                cache.drop_pages(file, 0..u64::MAX).await;
             };
             self.env.spawn("drop pages", Box::pin(drop_them));
         }

@@ -28,7 +28,7 @@
 
 use crate::lease::{Lease, Purpose, Revocation, Right, Waiting};
 use crate::lease_clock::LeaseClock;
-use penstock_base::{BoundedSet, HashMap, Ino};
+use penstock_base::{BoundedSet, FileId, HashMap};
 use penstock_wire::metadata::ReleasedLease;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -75,7 +75,7 @@ pub(crate) struct Leases {
     was_unleased: Cell<bool>,
     /// Operations in progress without a lease.
     busy: Cell<u64>,
-    table: RefCell<HashMap<Ino, Lease>>,
+    table: RefCell<HashMap<FileId, Lease>>,
     void: Cell<u64>,
     changed: Notify,
     /// The last call of the service that was seen.
@@ -84,14 +84,14 @@ pub(crate) struct Leases {
     /// While this is the sole client: the kernel may have pages from a time with others, except of the files
     /// in `kept`.
     is_soiled: Cell<bool>,
-    kept: BoundedSet<Ino>,
+    kept: BoundedSet<FileId>,
 }
 
 /// Use of a file's lease by an operation; the lease is kept until this is dropped.
 pub(crate) struct LeaseUse {
     leases: Rc<Leases>,
     /// None for the sole client, which needs no lease.
-    ino: Option<Ino>,
+    file: Option<FileId>,
 }
 
 /// Admission of an operation.
@@ -108,30 +108,30 @@ impl LeaseUse {
     /// Records the bytes that the kernel may have in pages once the operation's reply is sent. Call right
     /// before that.
     pub(crate) fn serves(&self, bytes: Range<u64>) {
-        if let Some(ino) = self.ino {
-            self.leases.with(ino, |lease| lease.serve(bytes));
+        if let Some(file) = self.file {
+            self.leases.with(file, |lease| lease.serve(bytes));
         }
     }
 
     /// Begins a notification with these bytes of the file, which are known through the lease. Unlike the use,
     /// the result may be kept while it waits for a locked page.
     pub(crate) fn store(&self, bytes: Range<u64>) -> Store {
-        if let Some(ino) = self.ino {
-            self.leases.with(ino, Lease::begin_store).expect(STAYS);
+        if let Some(file) = self.file {
+            self.leases.with(file, Lease::begin_store).expect(STAYS);
         }
-        Store { leases: self.leases.clone(), ino: self.ino, bytes }
+        Store { leases: self.leases.clone(), file: self.file, bytes }
     }
 }
 
 impl Drop for LeaseUse {
     fn drop(&mut self) {
-        let is_waited_for = match self.ino {
+        let is_waited_for = match self.file {
             None => {
                 let left = self.leases.busy.get().checked_sub(1).expect("every use ends once");
                 self.leases.busy.set(left);
                 left == 0
             }
-            Some(ino) => self.leases.with(ino, Lease::end_use).expect(STAYS),
+            Some(file) => self.leases.with(file, Lease::end_use).expect(STAYS),
         };
         if is_waited_for {
             self.leases.changed.notify_waiters();
@@ -144,7 +144,7 @@ impl Drop for LeaseUse {
 /// requests until the notification ends.
 pub struct Store {
     leases: Rc<Leases>,
-    ino: Option<Ino>,
+    file: Option<FileId>,
     bytes: Range<u64>,
 }
 
@@ -157,20 +157,20 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if let Some(ino) = self.ino {
-            self.leases.with(ino, |lease| lease.end_store(self.bytes.clone())).expect(STAYS);
+        if let Some(file) = self.file {
+            self.leases.with(file, |lease| lease.end_store(self.bytes.clone())).expect(STAYS);
             self.leases.changed.notify_waiters();
         }
     }
 }
 
 /// A request that waits for a lease, until this is dropped.
-pub(crate) struct Waits<'a>(&'a Leases, Ino, &'a Rc<Waiting>);
+pub(crate) struct Waits<'a>(&'a Leases, FileId, &'a Rc<Waiting>);
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        let Self(leases, ino, waiting) = self;
-        leases.with(*ino, |lease| lease.end_waiting(waiting)).expect(STAYS);
+        let Self(leases, file, waiting) = self;
+        leases.with(*file, |lease| lease.end_waiting(waiting)).expect(STAYS);
     }
 }
 
@@ -178,7 +178,7 @@ impl Drop for Waits<'_> {
 /// any more.
 pub(crate) struct Asking<'a> {
     leases: &'a Leases,
-    ino: Ino,
+    file: FileId,
     right: Right,
 }
 
@@ -192,13 +192,13 @@ impl Asking<'_> {
     pub(crate) fn granted(self, grant: u64) {
         let void = self.leases.void.get();
         self.leases.meet_others();
-        self.leases.with(self.ino, |lease| lease.granted(self.right, grant, void));
+        self.leases.with(self.file, |lease| lease.granted(self.right, grant, void));
     }
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.leases.with(self.ino, Lease::end_asking);
+        self.leases.with(self.file, Lease::end_asking);
         self.leases.changed.notify_waiters();
     }
 }
@@ -226,18 +226,18 @@ impl Leases {
     }
 
     /// True if no other client may change the file.
-    pub(crate) fn is_exclusive(&self, ino: Ino) -> bool {
-        self.clock.runs() && (self.is_alone.get() || self.has(ino, Right::Exclusive))
+    pub(crate) fn is_exclusive(&self, file: FileId) -> bool {
+        self.clock.runs() && (self.is_alone.get() || self.has(file, Right::Exclusive))
     }
 
     /// True if this client may use its state of the file.
-    pub(crate) fn covers(&self, ino: Ino) -> bool {
-        self.clock.runs() && (self.is_alone.get() || self.has(ino, Right::Shared))
+    pub(crate) fn covers(&self, file: FileId) -> bool {
+        self.clock.runs() && (self.is_alone.get() || self.has(file, Right::Shared))
     }
 
     /// True if there is a lease that gives this right, even while the lease time has run out.
-    pub(crate) fn has(&self, ino: Ino, right: Right) -> bool {
-        self.with(ino, |lease| lease.covers(right)) == Some(true)
+    pub(crate) fn has(&self, file: FileId, right: Right) -> bool {
+        self.with(file, |lease| lease.covers(right)) == Some(true)
     }
 
     /// Returns the current period as the sole client, in a start of the service; `None` if there are others.
@@ -247,69 +247,69 @@ impl Leases {
     }
 
     /// Returns the current period in which no other client may change the file; `None` if others may.
-    pub(crate) fn owns(&self, ino: Ino, start: u64) -> Option<Ownership> {
+    pub(crate) fn owns(&self, file: FileId, start: u64) -> Option<Ownership> {
         let of_lease = || {
             let owned = |lease: &mut Lease| lease.owns().then_some(lease.grant());
-            let grant = self.with(ino, owned).flatten().filter(|_| self.clock.runs())?;
+            let grant = self.with(file, owned).flatten().filter(|_| self.clock.runs())?;
             Some(Ownership::Lease { start, grant })
         };
         self.owns_all(start).or_else(of_lease)
     }
 
     /// True if the kernel may keep the pages that it has of a file which it is opening.
-    pub(crate) fn keeps_pages(&self, ino: Ino) -> bool {
+    pub(crate) fn keeps_pages(&self, file: FileId) -> bool {
         if !self.clock.runs() {
             return false;
         }
         if self.is_alone.get() {
-            if !self.is_soiled.get() || self.kept.contains(&ino) {
+            if !self.is_soiled.get() || self.kept.contains(&file) {
                 return true;
             }
-            self.kept.insert(ino);
+            self.kept.insert(file);
             return false;
         }
-        self.with(ino, Lease::keeps_pages) == Some(true)
+        self.with(file, Lease::keeps_pages) == Some(true)
     }
 
     /// Reads or changes a lease. `None` if there is no entry of the file.
-    pub(crate) fn with<T>(&self, ino: Ino, act: impl FnOnce(&mut Lease) -> T) -> Option<T> {
-        self.table.borrow_mut().get_mut(&ino).map(act)
+    pub(crate) fn with<T>(&self, file: FileId, act: impl FnOnce(&mut Lease) -> T) -> Option<T> {
+        self.table.borrow_mut().get_mut(&file).map(act)
     }
 
     /// Admits an operation that needs a right to a file, or says what it must do.
     pub(crate) fn admit(
         self: &Rc<Self>,
-        ino: Ino,
+        file: FileId,
         right: Right,
         purpose: Purpose,
         waiting: &Waiting,
     ) -> Admission<'_> {
         if self.is_alone.get() {
             self.busy.set(self.busy.get() + 1);
-            return Admission::Use(LeaseUse { leases: self.clone(), ino: None });
+            return Admission::Use(LeaseUse { leases: self.clone(), file: None });
         }
         let mut table = self.table.borrow_mut();
-        let lease = table.entry(ino).or_default();
+        let lease = table.entry(file).or_default();
         if lease.admits(right, purpose, waiting.is_let_in()) {
             lease.begin_use();
-            return Admission::Use(LeaseUse { leases: self.clone(), ino: Some(ino) });
+            return Admission::Use(LeaseUse { leases: self.clone(), file: Some(file) });
         }
         if lease.begin_to_ask() {
-            Admission::Ask(Asking { leases: self, ino, right })
+            Admission::Ask(Asking { leases: self, file, right })
         } else {
             Admission::Wait
         }
     }
 
     /// True if a request may use a lease that is being revoked.
-    pub(crate) fn suffices(&self, ino: Ino, purpose: Purpose, waiting: &Waiting) -> bool {
-        self.with(ino, |lease| lease.suffices(purpose, waiting.is_let_in())) == Some(true)
+    pub(crate) fn suffices(&self, file: FileId, purpose: Purpose, waiting: &Waiting) -> bool {
+        self.with(file, |lease| lease.suffices(purpose, waiting.is_let_in())) == Some(true)
     }
 
     /// Registers a request that waits for a lease.
-    pub(crate) fn wait<'a>(&'a self, ino: Ino, waiting: &'a Rc<Waiting>) -> Waits<'a> {
-        self.table.borrow_mut().entry(ino).or_default().begin_waiting(waiting);
-        Waits(self, ino, waiting)
+    pub(crate) fn wait<'a>(&'a self, file: FileId, waiting: &'a Rc<Waiting>) -> Waits<'a> {
+        self.table.borrow_mut().entry(file).or_default().begin_waiting(waiting);
+        Waits(self, file, waiting)
     }
 
     /// Completes when something has changed since this call.
@@ -334,21 +334,22 @@ impl Leases {
     }
 
     /// Begins to revoke the lease of a file, if its grant is not later than `grant`.
-    pub(crate) fn begin_to_revoke(&self, ino: Ino, grant: u64) -> Revocation {
-        self.table.borrow_mut().entry(ino).or_default().begin_to_revoke(grant)
+    pub(crate) fn begin_to_revoke(&self, file: FileId, grant: u64) -> Revocation {
+        self.table.borrow_mut().entry(file).or_default().begin_to_revoke(grant)
     }
 
     /// Releases leases that are not needed when there are many: those of files without any state here.
-    pub(crate) fn trim(&self, is_known: impl Fn(Ino) -> bool) {
+    pub(crate) fn trim(&self, is_known: impl Fn(FileId) -> bool) {
         let mut table = self.table.borrow_mut();
         if table.len() <= MOST_IDLE {
             return;
         }
         let mut released = self.released.borrow_mut();
-        table.retain(|ino, lease| {
-            let is_kept = !lease.is_idle() || is_known(*ino);
+        table.retain(|file, lease| {
+            let is_kept = !lease.is_idle() || is_known(*file);
             if !is_kept && lease.covers(Right::Shared) {
-                released.push(ReleasedLease { ino: ino.0, grant: lease.grant(), branch: 0 });
+                let (ino, branch) = (file.ino.0, file.branch.0);
+                released.push(ReleasedLease { ino, branch, grant: lease.grant() });
             }
             is_kept
         });
@@ -429,8 +430,8 @@ impl Leases {
     }
 
     /// Files with leases, each with the number of its grant.
-    pub(crate) fn grants(&self) -> Vec<(Ino, u64)> {
-        self.table.borrow().iter().map(|(ino, lease)| (*ino, lease.grant())).collect()
+    pub(crate) fn grants(&self) -> Vec<(FileId, u64)> {
+        self.table.borrow().iter().map(|(file, lease)| (*file, lease.grant())).collect()
     }
 
     /// Number of times that this client has left. What the service granted before the last time is void.

@@ -1,7 +1,7 @@
 //! Advisory locks, which the service keeps for all clients.
 
 use crate::client::Client;
-use penstock_base::Ino;
+use penstock_base::FileId;
 use penstock_wire::metadata::{LockChange, LockReply, LockRequest};
 use penstock_wire::{Failure, Kind};
 use std::time::Duration;
@@ -38,7 +38,8 @@ impl Client {
         let (locks, unlocks) = (self.session.locks(), request.change() == LockChange::Unlock);
         let _changing = locks.change().await;
         let before = if unlocks { locks.give_up(request) } else { Vec::new() };
-        let reply: Result<LockReply, Failure> = self.session.once(Kind::Lock, request).await;
+        let reply: Result<LockReply, Failure> =
+            self.session.once(Kind::Lock, request.file().branch, request).await;
         if reply.is_err() {
             // The service kept the locks, because it lacks space for the remaining parts.
             before.iter().for_each(|lock| locks.note(lock));
@@ -63,7 +64,7 @@ impl Client {
     ) -> Result<bool, Failure> {
         request.wait = true;
         let locks = self.session.locks();
-        let news = locks.news_of(Ino(request.ino));
+        let news = locks.news_of(request.file());
         let mut first = true;
         loop {
             let told = news.told();
@@ -94,12 +95,13 @@ impl Client {
     }
 
     /// Releases all locks of an owner on a file. Sends nothing if there are none.
-    pub async fn unlock_all(&self, ino: Ino, owner: u64, flock: bool) -> Result<(), Failure> {
-        if !self.session.locks().has(ino, owner, flock) {
+    pub async fn unlock_all(&self, file: FileId, owner: u64, flock: bool) -> Result<(), Failure> {
+        if !self.session.locks().has(file, owner, flock) {
             return Ok(());
         }
         let request = LockRequest {
-            ino: ino.0,
+            ino: file.ino.0,
+            branch: file.branch.0,
             owner,
             last: u64::MAX,
             change: LockChange::Unlock.into(),

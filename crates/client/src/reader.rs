@@ -3,23 +3,23 @@
 use crate::blocks::{BLOCK, Blocks};
 use crate::session::Session;
 use penstock_base::locks::Shared;
-use penstock_base::{Buf, ErrorKind, Ino};
+use penstock_base::{Buf, ErrorKind, FileId};
+use penstock_wire::Failure;
 use penstock_wire::data::{SeekRef, decode_found, encode_seek};
-use penstock_wire::{Failure, Kind};
 
 const ENXIO: u16 = 6;
 
 /// The right to read a file: its lease and its I/O lock, shared.
 pub struct Reader<'a> {
     blocks: Blocks<'a>,
-    _turn: Shared<Ino>,
+    _turn: Shared<FileId>,
 }
 
 impl<'a> Reader<'a> {
     /// Waits for the file's I/O lock. The caller owns its lease.
-    pub(crate) async fn begin(session: &'a Session, ino: Ino) -> Self {
-        let turn = session.turns().shared(ino).await;
-        Self { blocks: Blocks { session, ino }, _turn: turn }
+    pub(crate) async fn begin(session: &'a Session, file: FileId) -> Self {
+        let turn = session.turns().shared(file).await;
+        Self { blocks: Blocks { session, file }, _turn: turn }
     }
 
     /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
@@ -30,17 +30,17 @@ impl<'a> Reader<'a> {
 
     /// Like [`Reader::read`], for a read into the kernel's pages, which is recorded for direct writes.
     pub async fn read_pages(&self, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
-        let Blocks { session, ino } = self.blocks;
+        let Blocks { session, file } = self.blocks;
         let parts = self.blocks.read_bytes(offset, len).await;
-        session.direct().note_read(ino, &(offset..offset.saturating_add(len)));
+        session.direct().note_read(file, &(offset..offset.saturating_add(len)));
         parts
     }
 
     /// Returns the first offset at or behind `offset` that is data, or with `hole` the first in a hole; the
     /// end of the file counts as a hole. Fails with ENXIO if there is none.
     pub async fn seek(&self, offset: u64, hole: bool) -> Result<u64, Failure> {
-        let Blocks { session, ino } = self.blocks;
-        let size = session.state(ino).await?.borrow().size();
+        let Blocks { session, file } = self.blocks;
+        let size = session.state(file).await?.borrow().size();
         let nothing = |what: &str| Failure {
             kind: ErrorKind::Invalid,
             errno: ENXIO,
@@ -49,9 +49,10 @@ impl<'a> Reader<'a> {
         if offset >= size {
             return Err(nothing("nothing"));
         }
-        let seek = SeekRef { ino, hole, from: offset / BLOCK, until: size.div_ceil(BLOCK) };
-        let (body, _) = session.data(Kind::Seek, encode_seek(&seek), Vec::new()).await?;
-        let found = decode_found(&body)?.saturating_mul(BLOCK).clamp(offset, size);
+        let seek = SeekRef { ino: file.ino, hole, from: offset / BLOCK, until: size.div_ceil(BLOCK) };
+        let found = decode_found(&session.search(file.branch, encode_seek(&seek)).await?)?
+            .saturating_mul(BLOCK)
+            .clamp(offset, size);
         assert!((offset..=size).contains(&found), "an offset is found inside the file");
         if !hole && found == size { Err(nothing("no data")) } else { Ok(found) }
     }
@@ -59,6 +60,6 @@ impl<'a> Reader<'a> {
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
-        self.blocks.session.files().forget_idle(self.blocks.ino);
+        self.blocks.session.files().forget_idle(self.blocks.file);
     }
 }

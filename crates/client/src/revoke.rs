@@ -20,7 +20,7 @@ use crate::leases::Leases;
 use crate::restarts::lost;
 use crate::session::{Era, Session};
 use futures_util::{StreamExt, stream};
-use penstock_base::Ino;
+use penstock_base::FileId;
 use penstock_base::env::timeout;
 use penstock_wire::Failure;
 use std::ops::Range;
@@ -40,58 +40,58 @@ const DROP_LIMIT: Duration = Duration::from_millis(5);
 const STORE_LIMIT: Duration = Duration::from_millis(100);
 
 /// Changes the lease of a file that is being revoked.
-fn with<T>(leases: &Leases, ino: Ino, act: impl FnOnce(&mut Lease) -> T) -> T {
-    leases.with(ino, act).expect("a lease stays while it is being revoked")
+fn with<T>(leases: &Leases, file: FileId, act: impl FnOnce(&mut Lease) -> T) -> T {
+    leases.with(file, act).expect("a lease stays while it is being revoked")
 }
 
 /// Releases a lease whose grant is not later than `grant`, in this era. Does nothing once it is over: the
 /// next start of the service numbers grants anew. Fails if writes under the lease are lost.
-pub(crate) async fn give_up(session: &Session, ino: Ino, grant: u64, era: Era) -> Result<(), Failure> {
+pub(crate) async fn give_up(session: &Session, file: FileId, grant: u64, era: Era) -> Result<(), Failure> {
     let leases = session.leases();
     loop {
         let changed = leases.change();
         if session.era() != era {
             return Ok(());
         }
-        match leases.begin_to_revoke(ino, grant) {
+        match leases.begin_to_revoke(file, grant) {
             Revocation::Busy => changed.await,
             Revocation::Nothing => return Ok(()),
             Revocation::Begun => break,
         }
     }
     leases.notify();
-    drop_kernel_pages(session, ino).await;
-    let synced = sync_at_last(session, ino, era).await;
+    drop_kernel_pages(session, file).await;
+    let synced = sync_at_last(session, file, era).await;
     match session.era() == era {
         true => {
-            session.files().with(ino, |state| state.make_stale());
-            leases.with(ino, Lease::revoked);
+            session.files().with(file, |state| state.make_stale());
+            leases.with(file, Lease::revoked);
         }
-        false => drop(leases.with(ino, Lease::keep)),
+        false => drop(leases.with(file, Lease::keep)),
     }
     leases.notify();
     synced
 }
 
 /// Drops the kernel's pages of a file whose lease is revoked, and closes the lease.
-async fn drop_kernel_pages(session: &Session, ino: Ino) {
+async fn drop_kernel_pages(session: &Session, file: FileId) {
     let (leases, cache) = (session.leases(), session.kernel().cache());
     if let Some(cache) = &cache {
-        with(leases, ino, Lease::begin_to_drop);
-        cache.drop_pages(ino, 0..u64::MAX).await;
+        with(leases, file, Lease::begin_to_drop);
+        cache.drop_pages(file, 0..u64::MAX).await;
     }
-    with(leases, ino, Lease::close);
+    with(leases, file, Lease::close);
     leases.notify();
     loop {
-        leases.until(|leases| with(leases, ino, |lease| lease.users()) == 0).await;
-        let stored = leases.until(|leases| with(leases, ino, |lease| lease.stores()) == 0);
-        let_in_while(session, ino, &(0..u64::MAX), STORE_LIMIT, stored).await;
-        let Some(served) = with(leases, ino, Lease::left_to_drop) else { return };
+        leases.until(|leases| with(leases, file, |lease| lease.users()) == 0).await;
+        let stored = leases.until(|leases| with(leases, file, |lease| lease.stores()) == 0);
+        let_in_while(session, file, &(0..u64::MAX), STORE_LIMIT, stored).await;
+        let Some(served) = with(leases, file, Lease::left_to_drop) else { return };
         let Some(cache) = &cache else { continue };
         for piece in served.pieces() {
-            if !with(leases, ino, |lease| lease.is_filled(&piece)) {
-                let dropped = cache.drop_pages(ino, piece.clone());
-                let_in_while(session, ino, &piece, DROP_LIMIT, dropped).await;
+            if !with(leases, file, |lease| lease.is_filled(&piece)) {
+                let dropped = cache.drop_pages(file, piece.clone());
+                let_in_while(session, file, &piece, DROP_LIMIT, dropped).await;
             }
         }
     }
@@ -101,31 +101,31 @@ async fn drop_kernel_pages(session: &Session, ino: Ino) {
 /// have these pages locked.
 async fn let_in_while(
     session: &Session,
-    ino: Ino,
+    file: FileId,
     bytes: &Range<u64>,
     limit: Duration,
     work: impl Future<Output = ()>,
 ) {
     let mut work = pin!(work);
     while timeout(session.env(), limit, &mut work).await.is_none() {
-        session.leases().with(ino, |lease| lease.let_in(bytes));
+        session.leases().with(file, |lease| lease.let_in(bytes));
         session.leases().notify();
     }
 }
 
 /// Syncs a file whose lease is being released. Writes that cannot be synced are lost, and every descriptor
 /// reports that. Ends early once the era is over.
-async fn sync_at_last(session: &Session, ino: Ino, era: Era) -> Result<(), Failure> {
+async fn sync_at_last(session: &Session, file: FileId, era: Era) -> Result<(), Failure> {
     let mut attempts = 1;
     let failure = loop {
-        let synced = session.sync_file(ino).await;
+        let synced = session.sync_file(file).await;
         if session.era() != era {
             return Ok(());
         }
         match synced {
             Ok(()) => return Ok(()),
             Err(failure) if session.is_over() => {
-                tracing::debug!(%failure, %ino, "a lease ends with its session");
+                tracing::debug!(%failure, %file, "a lease ends with its session");
                 return Err(failure);
             }
             Err(failure) if attempts == ATTEMPTS => break failure,
@@ -133,24 +133,24 @@ async fn sync_at_last(session: &Session, ino: Ino, era: Era) -> Result<(), Failu
         }
         attempts += 1;
     };
-    tracing::error!(%failure, %ino, "writes are lost: another client wants the file");
-    session.files().with(ino, |state| state.lose());
+    tracing::error!(%failure, %file, "writes are lost: another client wants the file");
+    session.files().with(file, |state| state.lose());
     Err(failure)
 }
 
 /// Syncs a file for another client that waits for it. The failure is for that client too, and so is a loss
 /// while this waited: what was lost may be what that client wants.
-pub(crate) async fn sync_for_others(session: &Session, ino: Ino) -> Result<(), Failure> {
-    let file = session.files().get(ino);
-    let losses = || file.as_ref().map(|file| file.borrow().losses());
+pub(crate) async fn sync_for_others(session: &Session, file: FileId) -> Result<(), Failure> {
+    let state = session.files().get(file);
+    let losses = || state.as_ref().map(|state| state.borrow().losses());
     let before = losses();
-    let synced = session.sync_file(ino).await.inspect_err(
-        |failure| tracing::error!(%failure, %ino, "a file could not be synced for another client yet"),
+    let synced = session.sync_file(file).await.inspect_err(
+        |failure| tracing::error!(%failure, %file, "a file could not be synced for another client yet"),
     );
     let is_lost = losses() != before;
-    drop(file);
-    session.files().forget_idle(ino);
-    if is_lost { synced.and(Err(lost(&format!("data written to inode {ino}")))) } else { synced }
+    drop(state);
+    session.files().forget_idle(file);
+    if is_lost { synced.and(Err(lost(&format!("data written to inode {file}")))) } else { synced }
 }
 
 /// Gives up all leases, because another client arrives or the service no longer knows the grants. New
@@ -167,15 +167,15 @@ pub(crate) async fn give_up_everything(session: &Session, grant: u64, era: Era) 
     let cache = session.kernel().cache();
     let names_expire = cache.as_ref().map(|cache| cache.names_expire());
     leases.no_unleased_use().await;
-    let held = leases.grants().into_iter().map(|(ino, held)| (ino, held.min(grant))).collect();
-    let given_up = in_turns(held, |(ino, grant)| give_up(session, ino, grant, era)).await;
-    let sync = async |ino: Ino| {
+    let held = leases.grants().into_iter().map(|(file, held)| (file, held.min(grant))).collect();
+    let given_up = in_turns(held, |(file, grant)| give_up(session, file, grant, era)).await;
+    let sync = async |file: FileId| {
         // From now on the kernel reads pages with a lease. Do not wait for a page that it has locked for a
         // request which waits for a lease: other clients may be in the same situation and wait for this one.
         if let Some(cache) = cache.as_ref().filter(|_| was_unleased) {
-            cache.drop_pages(ino, 0..u64::MAX).await;
+            cache.drop_pages(file, 0..u64::MAX).await;
         }
-        sync_at_last(session, ino, era).await
+        sync_at_last(session, file, era).await
     };
     let synced = in_turns(session.files().select(|_| true), sync).await;
     if !is_over() {
@@ -185,8 +185,8 @@ pub(crate) async fn give_up_everything(session: &Session, grant: u64, era: Era) 
         names_expire.await;
     }
     if !is_over() {
-        session.files().for_each(|ino, state| {
-            if !leases.has(ino, Right::Shared) {
+        session.files().for_each(|file, state| {
+            if !leases.has(file, Right::Shared) {
                 state.make_stale();
             }
         });

@@ -4,7 +4,7 @@
 //! number of its own, so a change that is sent during a request waits for another one, however many are in
 //! flight.
 
-use penstock_base::Ino;
+use penstock_base::FileId;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub(crate) struct SentChanges {
     /// The last change of names or attributes that is not durable.
     names: Cell<Option<Change>>,
     /// Files with a change that is not durable, without those that a request in flight covers.
-    files: RefCell<BTreeSet<Ino>>,
+    files: RefCell<BTreeSet<FileId>>,
 }
 
 /// The changes that a `Sync` request covers. If it is dropped because the request failed, or because nobody
@@ -27,12 +27,12 @@ pub(crate) struct SentChanges {
 pub(crate) struct Covered<'a> {
     sent: &'a SentChanges,
     upto: Change,
-    files: BTreeSet<Ino>,
+    files: BTreeSet<FileId>,
 }
 
 impl Covered<'_> {
     /// The request has succeeded: returns the files that it was for, and their last change that is durable.
-    pub(crate) fn are_durable(mut self) -> (BTreeSet<Ino>, Change) {
+    pub(crate) fn are_durable(mut self) -> (BTreeSet<FileId>, Change) {
         if self.sent.names.get().is_some_and(|last| last <= self.upto) {
             self.sent.names.set(None);
         }
@@ -59,8 +59,8 @@ impl SentChanges {
     }
 
     /// Records that a file was changed, and returns the number of the change.
-    pub(crate) fn file(&self, ino: Ino) -> Change {
-        self.files.borrow_mut().insert(ino);
+    pub(crate) fn file(&self, file: FileId) -> Change {
+        self.files.borrow_mut().insert(file);
         self.next()
     }
 
@@ -80,24 +80,24 @@ impl SentChanges {
 mod tests {
     use super::*;
 
-    const INO: Ino = Ino(5);
+    const FILE: FileId = FileId::of_numbers(0, 5);
 
     #[test]
     fn a_request_makes_durable_what_was_sent_before_it() {
         let sent = SentChanges::default();
-        let first = sent.file(INO);
+        let first = sent.file(FILE);
         sent.names();
         let one = sent.cover();
         // Another request begins while the first is in flight.
-        let second = sent.file(INO);
+        let second = sent.file(FILE);
         sent.names();
         let other = sent.cover();
         let (files, upto) = one.are_durable();
-        assert!(files.contains(&INO) && upto >= first && upto < second);
+        assert!(files.contains(&FILE) && upto >= first && upto < second);
         let lost = SentChanges { names: sent.names.clone(), ..SentChanges::default() };
         assert!(lost.lose(), "the later change of names is not durable");
         let (files, upto) = other.are_durable();
-        assert!(files.contains(&INO) && upto >= second);
+        assert!(files.contains(&FILE) && upto >= second);
         assert!(!sent.lose() && sent.cover().files.is_empty());
     }
 
@@ -105,12 +105,12 @@ mod tests {
     fn what_a_failed_request_covered_waits_for_the_next() {
         let sent = SentChanges::default();
         sent.names();
-        sent.file(INO);
+        sent.file(FILE);
         let failed = sent.cover();
         assert!(sent.cover().files.is_empty());
         drop(failed);
         let next = sent.cover();
-        assert!(next.files.contains(&INO));
+        assert!(next.files.contains(&FILE));
         drop(next);
         assert!(sent.lose() && !sent.lose());
     }

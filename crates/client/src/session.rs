@@ -15,7 +15,8 @@ use crate::restarts::Restarts;
 use crate::sent::{Covered, SentChanges};
 use crate::slots::Slots;
 use penstock_base::env::random_id;
-use penstock_base::{Buf, Env, ErrorKind, Histogram, Ino, KeyedLocks};
+use penstock_base::{Branch, Buf, Env, ErrorKind, FileId, Histogram, KeyedLocks};
+use penstock_wire::data::decode_reply;
 use penstock_wire::metadata::{HelloReply, HelloRequest, Reply, Time};
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
@@ -80,9 +81,9 @@ pub(crate) struct Session {
     locks: Locks,
     direct: Rc<DirectWrites>,
     /// The I/O lock of each file: shared for reads, exclusive for writes.
-    turns: KeyedLocks<Ino>,
+    turns: KeyedLocks<FileId>,
     /// Lets one sync of a file run at a time.
-    syncing: KeyedLocks<Ino>,
+    syncing: KeyedLocks<FileId>,
     sent: SentChanges,
     /// Locked shared while a file is opened or closed, and exclusively while the open files are reclaimed.
     opening: RwLock<()>,
@@ -98,7 +99,7 @@ impl Session {
         transport: Rc<dyn Transport>,
         name: &str,
         mount: &str,
-    ) -> Result<(Rc<Self>, Ino, Option<Duration>), Failure> {
+    ) -> Result<(Rc<Self>, FileId, Option<Duration>), Failure> {
         let session = Rc::new(Self {
             env: env.clone(),
             transport,
@@ -121,13 +122,13 @@ impl Session {
         let (client, mount) = (name.to_owned(), mount.to_owned());
         let hello = HelloRequest { client, mount, ..HelloRequest::of_mount(random_id(env)) };
         let sent = env.now();
-        let reply: HelloReply = session.ask(Kind::Hello, &hello).await?;
+        let reply: HelloReply = session.ask(Kind::Hello, Branch::MAIN, &hello).await?;
         session.number.set(reply.session);
         let lease = (reply.lease_ms > 0).then(|| Duration::from_millis(reply.lease_ms.into()));
         if let Some(lease) = lease {
             session.leases.clock().begin(env, lease, sent);
         }
-        Ok((session, Ino(reply.root), lease))
+        Ok((session, reply.root(), lease))
     }
 
     /// The time that a file is changed at now.
@@ -182,12 +183,12 @@ impl Session {
     }
 
     /// The I/O lock of each file.
-    pub(crate) fn turns(&self) -> &KeyedLocks<Ino> {
+    pub(crate) fn turns(&self) -> &KeyedLocks<FileId> {
         &self.turns
     }
 
     /// The lock of each file under which one sync runs at a time.
-    pub(crate) fn syncing(&self) -> &KeyedLocks<Ino> {
+    pub(crate) fn syncing(&self) -> &KeyedLocks<FileId> {
         &self.syncing
     }
 
@@ -211,15 +212,25 @@ impl Session {
     }
 
     /// Sends a request that may be repeated without harm.
-    pub(crate) async fn ask<R: Reply>(&self, kind: Kind, body: &impl Message) -> Result<R, Failure> {
-        let (body, _) = self.exchange(kind, 0, body.encode_to_vec(), Vec::new()).await?;
+    pub(crate) async fn ask<R: Reply>(
+        &self,
+        kind: Kind,
+        branch: Branch,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let (body, _) = self.exchange(kind, branch, 0, body.encode_to_vec(), Vec::new()).await?;
         decode(&body)
     }
 
     /// Sends a request that makes a change and must be executed once: it has a slot in the session. The
     /// change is durable after the next `Sync` request.
-    pub(crate) async fn change<R: Reply>(&self, kind: Kind, body: &impl Message) -> Result<R, Failure> {
-        let reply = self.once(kind, body).await?;
+    pub(crate) async fn change<R: Reply>(
+        &self,
+        kind: Kind,
+        branch: Branch,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let reply = self.once(kind, branch, body).await?;
         self.sent.names();
         Ok(reply)
     }
@@ -229,19 +240,24 @@ impl Session {
     pub(crate) async fn change_inode<R: Reply>(
         &self,
         kind: Kind,
-        ino: Ino,
+        file: FileId,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        let reply = self.change(kind, body).await?;
-        self.note_unsynced(ino);
+        let reply = self.change(kind, file.branch, body).await?;
+        self.note_unsynced(file);
         Ok(reply)
     }
 
     /// Sends a request that must be executed once, for state in memory only that need not become durable.
-    pub(crate) async fn once<R: Reply>(&self, kind: Kind, body: &impl Message) -> Result<R, Failure> {
+    pub(crate) async fn once<R: Reply>(
+        &self,
+        kind: Kind,
+        branch: Branch,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
         loop {
             let slot = self.slots.take().await?;
-            let done = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
+            let done = self.exchange(kind, branch, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
             // Another client may need the slot before it proceeds.
             drop(slot);
             match done {
@@ -253,25 +269,45 @@ impl Session {
 
     /// Sends the size and time of a file that is being synced, in a reserved slot. Other clients may wait for
     /// this sync while all other requests of this client wait for them.
-    pub(crate) async fn sync_once<R: Reply>(&self, kind: Kind, body: &impl Message) -> Result<R, Failure> {
+    pub(crate) async fn sync_once<R: Reply>(
+        &self,
+        kind: Kind,
+        branch: Branch,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
         let slot = self.slots.take_reserved().await?;
-        let (body, _) = self.exchange(kind, slot.sequence(), body.encode_to_vec(), Vec::new()).await?;
+        let (body, _) =
+            self.exchange(kind, branch, slot.sequence(), body.encode_to_vec(), Vec::new()).await?;
         decode(&body)
     }
 
-    /// Sends a request of the data path.
+    /// Sends a read, write, commit or change of space. Returns the checksums and the data of the reply.
     pub(crate) async fn data(
         &self,
         kind: Kind,
+        branch: Branch,
         body: Vec<u8>,
         payload: Vec<Buf>,
-    ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
-        self.exchange(kind, 0, body, payload).await
+    ) -> Result<(Vec<u32>, Vec<Buf>), Failure> {
+        let (body, payload) = self.exchange(kind, branch, 0, body, payload).await?;
+        let (generation, crcs) = decode_reply(&body)?;
+        // The target and the metadata target are started together. A target with a start of its own would
+        // lose writes without being noticed here.
+        match self.restarts.generation() == Some(generation) {
+            true => Ok((crcs, payload)),
+            false => Err(Failure::new(ErrorKind::Internal, "reply: from a target with a start of its own")),
+        }
+    }
+
+    /// Sends a search for data or a hole. Returns the body of the reply.
+    pub(crate) async fn search(&self, branch: Branch, body: Vec<u8>) -> Result<Vec<u8>, Failure> {
+        Ok(self.exchange(Kind::Seek, branch, 0, body, Vec::new()).await?.0)
     }
 
     async fn exchange(
         &self,
         kind: Kind,
+        branch: Branch,
         sequence: u64,
         body: Vec<u8>,
         payload: Vec<Buf>,
@@ -280,6 +316,7 @@ impl Session {
         let mut frame = Frame::request(kind, body, payload);
         frame.header.session = self.number.get();
         frame.header.sequence = sequence;
+        frame.header.branch = branch.0;
         loop {
             let (sent, changes) = (self.env.now(), self.restarts.changes());
             let called = self.transport.call(frame.clone());
@@ -329,12 +366,12 @@ impl Session {
             tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
             self.leases.clock().end();
             // The kernel uses pages that it has without asking the client.
-            self.open_files().into_iter().for_each(|ino| self.kernel.drop_pages_soon(ino));
+            self.open_files().into_iter().for_each(|file| self.kernel.drop_pages_soon(file));
         }
     }
 
     /// Files that programs have open, or of which the kernel has pages that programs change in mappings.
-    pub(crate) fn open_files(&self) -> Vec<Ino> {
+    pub(crate) fn open_files(&self) -> Vec<FileId> {
         self.files.select(|state| state.opens() > 0 || state.is_mapped())
     }
 
@@ -345,7 +382,7 @@ impl Session {
             return;
         }
         let mut files = 0;
-        self.files.for_each(|ino, state| {
+        self.files.for_each(|file, state| {
             // The end may result from a lost write of another client.
             state.note_lost_end();
             state.make_stale();
@@ -356,7 +393,7 @@ impl Session {
             }
             if loses || state.is_mapped() {
                 // The kernel's pages and its size may include lost changes.
-                self.kernel.drop_pages_soon(ino);
+                self.kernel.drop_pages_soon(file);
             }
         });
         let names = self.sent.lose();
@@ -366,8 +403,8 @@ impl Session {
     }
 
     /// Records that a change of a file was sent that the next `Sync` request makes durable.
-    pub(crate) fn note_unsynced(&self, ino: Ino) {
-        self.files.with(ino, |state| state.sent(self.sent.file(ino)));
+    pub(crate) fn note_unsynced(&self, file: FileId) {
+        self.files.with(file, |state| state.sent(self.sent.file(file)));
     }
 
     /// The changes that were sent and are not durable.
@@ -378,9 +415,9 @@ impl Session {
     /// A `Sync` request has made durable what was sent before it.
     pub(crate) fn note_synced(&self, covered: Covered<'_>) {
         let (files, upto) = covered.are_durable();
-        for ino in files {
-            self.files.with(ino, |state| state.durable_upto(upto));
-            self.files.forget_idle(ino);
+        for file in files {
+            self.files.with(file, |state| state.durable_upto(upto));
+            self.files.forget_idle(file);
         }
     }
 }

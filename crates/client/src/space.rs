@@ -22,31 +22,31 @@ impl Writer<'_> {
         keep_size: bool,
     ) -> Result<Option<Unseen>, Failure> {
         assert!(range.start < range.end && range.end <= MAX_FILE_BYTES, "{range:?} is in a file");
-        let Blocks { session, ino } = self.blocks;
+        let Blocks { session, file } = self.blocks;
         let (offset, end) = (range.start, range.end);
         let mut attempt = 1;
         let size = loop {
-            let (file, generation) = (session.state(ino).await?, session.restarts().generation());
-            let size = file.borrow().size();
+            let (known, generation) = (session.state(file).await?, session.restarts().generation());
+            let size = known.borrow().size();
             match self.change_within(offset..end, change, size).await {
                 Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < TRUNCATIONS_MOST => {
-                    file.borrow_mut().make_stale();
+                    known.borrow_mut().make_stale();
                     attempt += 1;
                     continue;
                 }
                 result => result?,
             }
-            let mut state = file.borrow_mut();
+            let mut state = known.borrow_mut();
             // Acknowledged under one start of the service; otherwise repeated.
             if generation == session.restarts().generation() && !state.is_stale() {
                 state.changed(session.now());
                 break size;
             }
         };
-        let zeroed = change != SpaceChange::Reserve && session.direct().may_be_read(ino, &(offset..end));
-        let unseen = zeroed.then(|| session.direct().note_write(ino, offset..end, Contents::Zeros));
+        let zeroed = change != SpaceChange::Reserve && session.direct().may_be_read(file, &(offset..end));
+        let unseen = zeroed.then(|| session.direct().note_write(file, offset..end, Contents::Zeros));
         if !keep_size && change != SpaceChange::Punch && end > size {
-            let request = SetAttrRequest { ino: ino.0, ..SetAttrRequest::default() };
+            let request = SetAttrRequest { ino: file.ino.0, ..SetAttrRequest::default() };
             self.resize(request, end).await?;
         }
         Ok(unseen)
@@ -73,10 +73,10 @@ impl Writer<'_> {
     }
 
     async fn change_blocks(&self, blocks: Range<u64>, change: SpaceChange) -> Result<(), Failure> {
-        let Blocks { session, ino } = self.blocks;
-        let truncations = session.state(ino).await?.borrow().truncations();
-        let space = SpaceRef { ino, change, from: blocks.start, until: blocks.end, truncations };
-        session.data(Kind::Space, encode_space(&space), Vec::new()).await.map(|_| ())
+        let Blocks { session, file } = self.blocks;
+        let truncations = session.state(file).await?.borrow().truncations();
+        let space = SpaceRef { ino: file.ino, change, from: blocks.start, until: blocks.end, truncations };
+        session.data(Kind::Space, file.branch, encode_space(&space), Vec::new()).await.map(|_| ())
     }
 
     /// Writes zeros over the range, which is in at most two blocks. Does nothing if it reads as zeros

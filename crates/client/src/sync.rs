@@ -4,7 +4,7 @@ use crate::file_state::FileState;
 use crate::losses::Reported;
 use crate::restarts::others_may_have_lost;
 use crate::session::Session;
-use penstock_base::Ino;
+use penstock_base::{Branch, FileId};
 use penstock_wire::data::encode_commit;
 use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
@@ -42,30 +42,30 @@ impl Begun {
 impl Session {
     /// Syncs a file: makes its data durable and sends its size and time, which the next `Sync` request makes
     /// durable. Does not report earlier losses; the next fsync does.
-    pub(crate) async fn sync_file(&self, ino: Ino) -> Result<(), Failure> {
-        self.sync_file_and(ino, async || Ok(())).await
+    pub(crate) async fn sync_file(&self, file: FileId) -> Result<(), Failure> {
+        self.sync_file_and(file, async || Ok(())).await
     }
 
     /// Makes a file's data durable. Its size and time are not sent.
-    pub(crate) async fn commit(&self, ino: Ino) -> Result<(), Failure> {
-        self.data(Kind::Commit, encode_commit(ino, true), Vec::new()).await.map(drop)
+    pub(crate) async fn commit(&self, file: FileId) -> Result<(), Failure> {
+        self.data(Kind::Commit, file.branch, encode_commit(file.ino, true), Vec::new()).await.map(drop)
     }
 
     /// Like [`Session::sync_file`]. Calls `next` after size and time are sent. If the file did not grow, this
     /// happens while its data becomes durable, because its size covers no new data.
     async fn sync_file_and(
         &self,
-        ino: Ino,
+        file: FileId,
         next: impl AsyncFnOnce() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         // One sync at a time, so that a time that is set after one is not overtaken by one in flight.
-        let turn = self.syncing().exclusive(ino).await;
+        let turn = self.syncing().exclusive(file).await;
         let generation = self.restarts().generation();
-        let Some(file) = self.files().get(ino) else { return Ok(()) };
-        let before = file.borrow().clone();
+        let Some(state) = self.files().get(file) else { return Ok(()) };
+        let before = state.borrow().clone();
         let Some(mtime) = before.mtime() else { return Ok(()) };
         let request = SetAttrRequest {
-            ino: ino.0,
+            ino: file.ino.0,
             size: Some(before.size()),
             grow: true,
             truncations: before.truncations(),
@@ -75,7 +75,7 @@ impl Session {
         };
         let send = async {
             // `note_unsynced` below records what was sent.
-            match self.sync_once::<AttrReply>(Kind::SetAttr, &request).await {
+            match self.sync_once::<AttrReply>(Kind::SetAttr, file.branch, &request).await {
                 Ok(_) => {}
                 // Removed meanwhile and no longer open anywhere: there is nothing to sync.
                 Err(failure) if failure.errno == ESTALE => {}
@@ -85,10 +85,10 @@ impl Session {
             next().await
         };
         if before.size() <= before.sent_size() {
-            let (committed, sent) = futures_util::future::join(self.commit(ino), send).await;
+            let (committed, sent) = futures_util::future::join(self.commit(file), send).await;
             committed.and(sent)?;
         } else {
-            self.commit(ino).await?;
+            self.commit(file).await?;
             if generation == self.restarts().generation() {
                 send.await?;
             }
@@ -98,50 +98,50 @@ impl Session {
             // having lost them.
             return Ok(());
         }
-        self.note_unsynced(ino);
-        file.borrow_mut().synced(&before);
-        drop(file);
-        self.recent().add(ino);
-        self.files().forget_idle(ino);
+        self.note_unsynced(file);
+        state.borrow_mut().synced(&before);
+        drop(state);
+        self.recent().add(file);
+        self.files().forget_idle(file);
         Ok(())
     }
 
     /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every
     /// earlier change of names. Fails, once, if earlier writes were lost.
-    pub(crate) async fn fsync(&self, ino: Ino) -> Result<(), Failure> {
+    pub(crate) async fn fsync(&self, file: FileId) -> Result<(), Failure> {
         let begun = Begun::now(self);
-        self.make_durable(ino).await?;
+        self.make_durable(file).await?;
         let names = self.restarts().report_lost_names();
-        self.report_lost(ino).and(names).and(begun.covers_others(self))
+        self.report_lost(file).and(names).and(begun.covers_others(self))
     }
 
     /// Like [`Session::fsync`], through a descriptor: fails once for each loss that it has not reported.
-    pub(crate) async fn fsync_through(&self, ino: Ino, descriptor: &Reported) -> Result<(), Failure> {
+    pub(crate) async fn fsync_through(&self, file: FileId, descriptor: &Reported) -> Result<(), Failure> {
         let begun = Begun::now(self);
-        self.make_durable(ino).await?;
-        self.report_losses_to(ino, descriptor).and(begun.covers_others(self))
+        self.make_durable(file).await?;
+        self.report_losses_to(file, descriptor).and(begun.covers_others(self))
     }
 
     /// Syncs a file on this client and on the client that has its exclusive lease.
-    pub(crate) async fn sync_everywhere(&self, ino: Ino) -> Result<(), Failure> {
-        self.sync_elsewhere(ino).await?;
-        self.sync_file(ino).await
+    pub(crate) async fn sync_everywhere(&self, file: FileId) -> Result<(), Failure> {
+        self.sync_elsewhere(file).await?;
+        self.sync_file(file).await
     }
 
-    async fn sync_elsewhere(&self, ino: Ino) -> Result<(), Failure> {
-        if self.leases().covers(ino) {
+    async fn sync_elsewhere(&self, file: FileId) -> Result<(), Failure> {
+        if self.leases().covers(file) {
             return Ok(());
         }
         // Before it answers, the service makes the owner of the exclusive lease sync.
-        match self.ask::<AttrReply>(Kind::GetAttr, &InodeRequest { ino: ino.0 }).await {
+        match self.ask::<AttrReply>(Kind::GetAttr, file.branch, &InodeRequest { ino: file.ino.0 }).await {
             Err(failure) if failure.errno != ESTALE => Err(failure),
             _ => Ok(()),
         }
     }
 
-    async fn make_durable(&self, ino: Ino) -> Result<(), Failure> {
-        self.sync_elsewhere(ino).await?;
-        self.sync_file_and(ino, async || self.sync_names().await).await?;
+    async fn make_durable(&self, file: FileId) -> Result<(), Failure> {
+        self.sync_elsewhere(file).await?;
+        self.sync_file_and(file, async || self.sync_names().await).await?;
         // Covers rows that the commit of the data changed, if it did.
         self.sync_names().await
     }
@@ -151,7 +151,7 @@ impl Session {
         let generation = self.restarts().generation();
         // Changes that are sent from here on are covered by a later request.
         let covered = self.sent().cover();
-        let result = self.ask::<EmptyReply>(Kind::Sync, &EmptyReply {}).await;
+        let result = self.ask::<EmptyReply>(Kind::Sync, Branch::MAIN, &EmptyReply {}).await;
         // After a restart the changes have been lost, and were marked when the new generation was seen.
         if result.is_ok() && generation == self.restarts().generation() {
             self.note_synced(covered);
@@ -162,8 +162,8 @@ impl Session {
     /// Reports all losses, also those of a restart that the last requests have met.
     pub(crate) fn report_all(&self) -> Result<(), Failure> {
         let mut result = Ok(());
-        for ino in self.files().select(FileState::is_lost) {
-            result = result.and(self.report_lost(ino));
+        for file in self.files().select(FileState::is_lost) {
+            result = result.and(self.report_lost(file));
         }
         result.and(self.restarts().report_lost_names())
     }
@@ -178,8 +178,8 @@ impl Session {
     /// Syncs every file. A failure does not keep the others from being synced.
     async fn sync_files(&self) -> Result<(), Failure> {
         let mut result = Ok(());
-        for ino in self.files().select(FileState::has_unsynced_writes) {
-            let synced = self.sync_file(ino).await;
+        for file in self.files().select(FileState::has_unsynced_writes) {
+            let synced = self.sync_file(file).await;
             result = result.and(synced);
         }
         result

@@ -3,7 +3,7 @@
 
 use crate::revoke::{give_up, give_up_everything, sync_for_others};
 use crate::session::{Era, Session};
-use penstock_base::Ino;
+use penstock_base::Branch;
 use penstock_wire::metadata::{
     EmptyReply, FailedSync, LeaseCall, OpenCount, PingRequest, WatchReply, WatchRequest,
 };
@@ -25,7 +25,7 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
     while !session.is_over() {
         let (released, era) = (leases.take_released(), session.era());
         let request = WatchRequest { wait: true, released, ..watch_request(&session) };
-        let reply: WatchReply = match session.ask(Kind::Watch, &request).await {
+        let reply: WatchReply = match session.ask(Kind::Watch, Branch::MAIN, &request).await {
             Ok(reply) => reply,
             Err(failure) => {
                 tracing::debug!(%failure, "a watch request failed; it is repeated");
@@ -33,7 +33,7 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
                 continue;
             }
         };
-        reply.unlocked.iter().for_each(|file| session.locks().note_unlocked(Ino(file.ino)));
+        reply.unlocked.iter().for_each(|unlocked| session.locks().note_unlocked(unlocked.file()));
         if session.era() != era {
             // The reply may be about the time before. The service tells what is so now to the next request.
             continue;
@@ -59,15 +59,15 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
 /// not have been done. Each start of the service numbers calls and grants anew, and the present one asks for
 /// everything once more.
 async fn answer(session: &Session, call: LeaseCall, era: Era) {
-    let ino = Ino(call.ino);
+    let file = call.file();
     let result = match (call.is_sync, call.ino) {
-        (true, _) => sync_for_others(session, ino).await,
+        (true, _) => sync_for_others(session, file).await,
         (false, 0) => {
             let given_up = give_up_everything(session, call.grant, era).await;
             // The service may be about to stop.
             given_up.and(session.sync_names().await)
         }
-        (false, _) => give_up(session, ino, call.grant, era).await,
+        (false, _) => give_up(session, file, call.grant, era).await,
     };
     if session.era() != era {
         return;
@@ -79,7 +79,7 @@ async fn answer(session: &Session, call: LeaseCall, era: Era) {
     let failed = result.err().map(failed).into_iter().collect();
     let generation = era.generation();
     let answered = WatchRequest { answered: vec![call.number], failed, generation, ..watch_request(session) };
-    if let Err(failure) = session.ask::<WatchReply>(Kind::Watch, &answered).await {
+    if let Err(failure) = session.ask::<WatchReply>(Kind::Watch, Branch::MAIN, &answered).await {
         tracing::debug!(%failure, "a call was not answered: the session has ended");
     }
 }
@@ -101,7 +101,7 @@ pub(crate) async fn leave(session: &Session) -> Result<(), Failure> {
     session.leases().leave();
     session.files().for_each(|_, state| state.make_stale());
     let leaving = WatchRequest { leaves: true, ..watch_request(session) };
-    session.ask::<WatchReply>(Kind::Watch, &leaving).await?;
+    session.ask::<WatchReply>(Kind::Watch, Branch::MAIN, &leaving).await?;
     reported
 }
 
@@ -119,7 +119,7 @@ pub(crate) async fn lease_task(session: Rc<Session>, lease: Duration) {
 }
 
 async fn ping(session: &Session) -> Result<(), Failure> {
-    let _: EmptyReply = session.ask(Kind::Ping, &PingRequest::default()).await?;
+    let _: EmptyReply = session.ask(Kind::Ping, Branch::MAIN, &PingRequest::default()).await?;
     if session.restarts().take_opens() {
         reclaim(session).await.inspect_err(|_| session.restarts().owe_opens())?;
     }
@@ -132,22 +132,23 @@ async fn reclaim(session: &Session) -> Result<(), Failure> {
     let start = session.restarts().generation().unwrap_or_default();
     let _nobody_opens = session.opening().write().await;
     let mut opens: Vec<OpenCount> = Vec::new();
-    session.files().for_each(|ino, state| {
+    session.files().for_each(|file, state| {
         let count = u32::try_from(state.opens()).unwrap_or(u32::MAX);
-        opens.extend((count > 0).then_some(OpenCount { ino: ino.0, count, branch: 0 }));
+        let (ino, branch) = (file.ino.0, file.branch.0);
+        opens.extend((count > 0).then_some(OpenCount { ino, branch, count }));
     });
-    opens.sort_unstable_by_key(|open| open.ino);
+    opens.sort_unstable_by_key(OpenCount::file);
     for part in opens.chunks(RECLAIMED_AT_ONCE) {
         let ping = PingRequest { opens: part.to_vec(), start, ..PingRequest::default() };
-        let _: EmptyReply = session.ask(Kind::Ping, &ping).await?;
+        let _: EmptyReply = session.ask(Kind::Ping, Branch::MAIN, &ping).await?;
     }
     let _nobody_locks = session.locks().still().await;
     for part in session.locks().all().chunks(RECLAIMED_AT_ONCE) {
         let ping = PingRequest { locks: part.to_vec(), start, ..PingRequest::default() };
-        let _: EmptyReply = session.ask(Kind::Ping, &ping).await?;
+        let _: EmptyReply = session.ask(Kind::Ping, Branch::MAIN, &ping).await?;
     }
     let all = PingRequest { reclaimed: true, start, ..PingRequest::default() };
-    let _: EmptyReply = session.ask(Kind::Ping, &all).await?;
+    let _: EmptyReply = session.ask(Kind::Ping, Branch::MAIN, &all).await?;
     Ok(())
 }
 
@@ -165,8 +166,8 @@ pub(crate) async fn lapse_task(session: Rc<Session>) {
             "the service does not answer: programs wait until it does, for others may change what this mount has"
         );
         if let Some(cache) = session.kernel().cache() {
-            let size = |ino| session.files().with(ino, |state| state.size()).unwrap_or(0);
-            let files = session.open_files().into_iter().map(|ino| (ino, size(ino))).collect();
+            let size = |file| session.files().with(file, |state| state.size()).unwrap_or(0);
+            let files = session.open_files().into_iter().map(|file| (file, size(file))).collect();
             cache.hide_pages(files, within, &|| !clock.ran_since(until)).await;
         }
         if clock.ran_since(until) {

@@ -10,7 +10,7 @@ use crate::restarts::lost;
 use crate::session::Session;
 use penstock_base::locks::Exclusive;
 use penstock_base::num::to_usize;
-use penstock_base::{Buf, BufMut, ErrorKind, Ino};
+use penstock_base::{Buf, BufMut, ErrorKind, FileId};
 use penstock_wire::metadata::{Attr, AttrReply, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
 use std::cell::RefCell;
@@ -36,7 +36,7 @@ impl Staged {
 /// The right to change a file: its lease, exclusive if there are others, and its I/O lock.
 pub struct Writer<'a> {
     pub(crate) blocks: Blocks<'a>,
-    _turn: Exclusive<Ino>,
+    _turn: Exclusive<FileId>,
 }
 
 /// The end of a write.
@@ -50,9 +50,9 @@ enum Extent {
 
 impl<'a> Writer<'a> {
     /// Waits for the file's I/O lock. The caller owns its lease.
-    pub(crate) async fn begin(session: &'a Session, ino: Ino) -> Self {
-        let turn = session.turns().exclusive(ino).await;
-        Self { blocks: Blocks { session, ino }, _turn: turn }
+    pub(crate) async fn begin(session: &'a Session, file: FileId) -> Self {
+        let turn = session.turns().exclusive(file).await;
+        Self { blocks: Blocks { session, file }, _turn: turn }
     }
 
     /// Writes staged bytes at `offset`. They are visible when this returns, and durable after an fsync.
@@ -63,19 +63,19 @@ impl<'a> Writer<'a> {
     /// Like [`Writer::write`], for a direct write. If the kernel may have pages from before it, the caller
     /// gets an [`Unseen`] and must not acknowledge the write before [`crate::Hold::drop_old_pages`].
     pub async fn write_direct(&self, offset: u64, staged: Staged) -> Result<Option<Unseen>, Failure> {
-        let Blocks { session, ino } = self.blocks;
+        let Blocks { session, file } = self.blocks;
         let len = staged.len;
         let (skip, bytes) = ((offset % BLOCK) as usize, offset..offset.saturating_add(len as u64));
-        let may_be_read = session.direct().may_be_read(ino, &bytes);
+        let may_be_read = session.direct().may_be_read(file, &bytes);
         let kept = may_be_read.then(|| staged.blocks.as_ref()[skip..skip + len].to_vec());
         self.write(offset, staged).await?;
-        Ok(kept.map(|kept| session.direct().note_write(ino, bytes, Contents::Bytes(kept))))
+        Ok(kept.map(|kept| session.direct().note_write(file, bytes, Contents::Bytes(kept))))
     }
 
     /// Appends bytes as a direct write. They are staged for `offset`, the end of the file as the caller knew
     /// it. Returns the offset where they begin.
     pub async fn append(&self, offset: u64, staged: Staged) -> Result<(u64, Option<Unseen>), Failure> {
-        let size = self.blocks.session.state(self.blocks.ino).await?.borrow().size();
+        let size = self.blocks.session.state(self.blocks.file).await?.borrow().size();
         let skip = (offset % BLOCK) as usize;
         let staged = match size == offset {
             true => staged,
@@ -90,48 +90,48 @@ impl<'a> Writer<'a> {
     }
 
     async fn write_within(&self, offset: u64, staged: Staged, extent: Extent) -> Result<(), Failure> {
-        let Blocks { session, ino } = self.blocks;
+        let Blocks { session, file } = self.blocks;
         let Staged { blocks: mut staged, mut len } = staged;
         let (skip, asked) = ((offset % BLOCK) as usize, len as u64);
         let only_inside = extent == Extent::Inside;
         let mut attempt = 1;
         loop {
-            let file = session.state(ino).await?;
-            let inside = file.borrow().size().saturating_sub(offset);
+            let known = session.state(file).await?;
+            let inside = known.borrow().size().saturating_sub(offset);
             if only_inside && inside < len as u64 {
                 len = to_usize(inside);
                 staged = stage(offset, &staged.as_ref()[skip..skip + len]);
             }
             let check_end =
                 |state: &FileState| match only_inside && state.lost_end() > state.size() && inside < asked {
-                    true => Err(lost(&format!("the end of inode {ino}"))),
+                    true => Err(lost(&format!("the end of inode {file}"))),
                     false => Ok(()),
                 };
             if len == 0 {
-                return check_end(&file.borrow());
+                return check_end(&known.borrow());
             }
             if only_inside {
-                session.direct().renew(ino, offset, &mut staged.as_mut()[skip..skip + len]);
+                session.direct().renew(file, offset, &mut staged.as_mut()[skip..skip + len]);
             }
             let generation = session.restarts().generation();
-            let filled = self.fill_ends(&file, offset, &mut staged, len).await;
+            let filled = self.fill_ends(&known, offset, &mut staged, len).await;
             let written = staged.freeze();
             let result = match filled {
-                Ok(()) => self.write_filled(&file, offset / BLOCK, &written).await,
+                Ok(()) => self.write_filled(&known, offset / BLOCK, &written).await,
                 failed => failed,
             };
             match result {
                 Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < TRUNCATIONS_MOST => {
                     // Another client truncated the file, which is possible under a shared lease that is being
                     // revoked.
-                    file.borrow_mut().make_stale();
+                    known.borrow_mut().make_stale();
                     attempt += 1;
                 }
                 result => result?,
             }
             // Acknowledged under one start of the service; otherwise repeated.
-            if generation == session.restarts().generation() && !file.borrow().is_stale() {
-                let mut state = file.borrow_mut();
+            if generation == session.restarts().generation() && !known.borrow().is_stale() {
+                let mut state = known.borrow_mut();
                 state.wrote(offset + len as u64, session.now());
                 return check_end(&state);
             }
@@ -143,12 +143,12 @@ impl<'a> Writer<'a> {
     /// between the end of the file and the write read as zeros.
     async fn fill_ends(
         &self,
-        file: &RefCell<FileState>,
+        known: &RefCell<FileState>,
         offset: u64,
         staged: &mut BufMut,
         len: usize,
     ) -> Result<(), Failure> {
-        let mut state = file.borrow().clone();
+        let mut state = known.borrow().clone();
         let end = end_of(offset, len as u64)?;
         let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
         assert!(len > 0 && first < last, "a write has a byte");
@@ -156,8 +156,8 @@ impl<'a> Writer<'a> {
             return Err(Failure::new(ErrorKind::Invalid, "bytes are not staged for this offset"));
         }
         if !state.has_clean_tail() && state.size().div_ceil(BLOCK) < first {
-            self.clean_tail(file).await?;
-            state = file.borrow().clone();
+            self.clean_tail(known).await?;
+            state = known.borrow().clone();
         }
         if !state.size().is_multiple_of(BLOCK) && state.size() / BLOCK < first {
             self.blocks.zero_tail(&state).await?;
@@ -175,35 +175,40 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    async fn write_filled(&self, file: &RefCell<FileState>, first: u64, blocks: &Buf) -> Result<(), Failure> {
-        let state = file.borrow().clone();
-        let failed = |_: &Failure| file.borrow_mut().write_failed();
+    async fn write_filled(
+        &self,
+        known: &RefCell<FileState>,
+        first: u64,
+        blocks: &Buf,
+    ) -> Result<(), Failure> {
+        let state = known.borrow().clone();
+        let failed = |_: &Failure| known.borrow_mut().write_failed();
         self.blocks.write(&state, first, blocks).await.inspect_err(failed)
     }
 
     /// Drops all that a crash or a failed write left behind the last block, before the file grows with a hole
     /// there.
-    async fn clean_tail(&self, file: &RefCell<FileState>) -> Result<(), Failure> {
-        let Blocks { session, ino } = self.blocks;
-        session.sync_file(ino).await?;
-        let size = file.borrow().size();
-        let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-        let reply: AttrReply = session.change_inode(Kind::SetAttr, ino, &request).await?;
-        session.recent().add(ino);
-        file.borrow_mut().cleaned(reply.attr.unwrap_or_default().truncations);
+    async fn clean_tail(&self, known: &RefCell<FileState>) -> Result<(), Failure> {
+        let Blocks { session, file } = self.blocks;
+        session.sync_file(file).await?;
+        let size = known.borrow().size();
+        let request = SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() };
+        let reply: AttrReply = session.change_inode(Kind::SetAttr, file, &request).await?;
+        session.recent().add(file);
+        known.borrow_mut().cleaned(reply.attr.unwrap_or_default().truncations);
         Ok(())
     }
 
     /// Sets the size of the file, with all other changes of the request.
     pub(crate) async fn resize(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
-        let Blocks { session, ino } = self.blocks;
-        assert_eq!(request.ino, ino.0, "a request is about the file that is locked");
+        let Blocks { session, file } = self.blocks;
+        assert_eq!(request.ino, file.ino.0, "a request is about the file that is locked");
         request.size = Some(size);
         let mut attempt = 1;
         loop {
             // While the lease is being revoked, others may change the size too.
-            let make_stale = || session.files().with(ino, |state| state.make_stale());
-            let shared = !session.leases().is_exclusive(ino);
+            let make_stale = || session.files().with(file, |state| state.make_stale());
+            let shared = !session.leases().is_exclusive(file);
             if shared {
                 make_stale();
             }
@@ -224,39 +229,39 @@ impl<'a> Writer<'a> {
     }
 
     async fn resize_once(&self, mut request: SetAttrRequest, size: u64) -> Result<Attr, Failure> {
-        let Blocks { session, ino } = self.blocks;
-        let file = session.state(ino).await?;
-        let state = file.borrow().clone();
+        let Blocks { session, file } = self.blocks;
+        let known = session.state(file).await?;
+        let state = known.borrow().clone();
         if size > state.size() && !state.size().is_multiple_of(BLOCK) {
             self.blocks.zero_tail(&state).await?;
             // The zeros must be durable no later than the size.
-            session.commit(ino).await?;
+            session.commit(file).await?;
         }
         // The service must know the unsynced size, because it judges a truncation by it.
-        let synced = match session.sync_file(ino).await {
+        let synced = match session.sync_file(file).await {
             // A full store accepts no dirty data. Truncating needs no space, and may drop part of the dirty
             // data.
             Err(failure) if failure.kind == ErrorKind::NoSpace && size < state.sent_size() => false,
             other => other.map(|()| true)?,
         };
         request.mtime = request.mtime.or(Some(session.now()));
-        request.known_truncations = Some(file.borrow().truncations());
-        let reply: Result<AttrReply, Failure> = session.change_inode(Kind::SetAttr, ino, &request).await;
+        request.known_truncations = Some(known.borrow().truncations());
+        let reply: Result<AttrReply, Failure> = session.change_inode(Kind::SetAttr, file, &request).await;
         // An attribute reply that was requested earlier may arrive later; this marks it as out of date.
-        session.recent().add(ino);
+        session.recent().add(file);
         if reply.is_err() {
             // Part of the change may have been done, under another truncate generation.
-            file.borrow_mut().make_stale();
+            known.borrow_mut().make_stale();
         }
         let attr = reply?.attr.unwrap_or_default();
         // Data that is still unsynced gets this time, not an earlier one.
-        file.borrow_mut().resized(&attr, request.mtime.filter(|_| !synced));
+        known.borrow_mut().resized(&attr, request.mtime.filter(|_| !synced));
         Ok(attr)
     }
 }
 
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
-        self.blocks.session.files().forget_idle(self.blocks.ino);
+        self.blocks.session.files().forget_idle(self.blocks.file);
     }
 }

@@ -1,8 +1,9 @@
 //! Converts attributes, times and failures into the kernel's structures and error numbers.
 
-use crate::abi::{AttrFields, AttrOut, EntryOut, ROOT_ID, StatxOut, StatxTime};
+use crate::abi::{AttrFields, AttrOut, EntryOut, StatxOut, StatxTime};
+use crate::nodes::Nodes;
 use penstock_base::num::{to_u16, to_u32};
-use penstock_base::{BLOCK_BYTES, ErrorKind, Ino};
+use penstock_base::{BLOCK_BYTES, ErrorKind};
 use penstock_client::{Attr, Failure};
 use penstock_wire::metadata::Time;
 use rustix::fs::StatxFlags;
@@ -12,20 +13,6 @@ use std::time::Duration;
 /// The longest time for which the kernel may keep names and attributes while no other client uses the file
 /// system. The first other client waits that long.
 pub(crate) const VALID: Duration = Duration::from_secs(1);
-
-/// Maps the kernel's number of the root to the file system's inode and back. All other numbers are equal.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Root(pub(crate) Ino);
-
-impl Root {
-    pub(crate) fn inner(self, id: u64) -> Ino {
-        if id == ROOT_ID { self.0 } else { Ino(id) }
-    }
-
-    pub(crate) fn outer(self, ino: u64) -> u64 {
-        if ino == self.0.0 { ROOT_ID } else { ino }
-    }
-}
 
 /// A time as the kernel has it.
 fn time(time: Time) -> (u64, u32) {
@@ -37,11 +24,11 @@ pub(crate) fn time_of(seconds: u64, nsec: u32) -> Time {
     Time { sec: seconds.cast_signed(), nsec }
 }
 
-pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
+pub(crate) fn fields(nodes: &Nodes, attr: &Attr) -> AttrFields {
     let ((atime, atimensec), (mtime, mtimensec), (ctime, ctimensec)) =
         (time(attr.atime), time(attr.mtime), time(attr.ctime));
     AttrFields {
-        ino: root.outer(attr.ino),
+        ino: nodes.shown(attr.file()),
         size: attr.size,
         blocks: attr.blocks.saturating_mul(BLOCK_BYTES as u64 / 512),
         atime,
@@ -61,13 +48,13 @@ pub(crate) fn fields(root: Root, attr: &Attr) -> AttrFields {
 }
 
 /// Builds the reply to GETATTR and SETATTR.
-pub(crate) fn attributes(root: Root, attr: &Attr, valid: Duration) -> AttrOut {
-    AttrOut { attr_valid: valid.as_secs(), attr_valid_nsec: 0, dummy: 0, attr: fields(root, attr) }
+pub(crate) fn attributes(nodes: &Nodes, attr: &Attr, valid: Duration) -> AttrOut {
+    AttrOut { attr_valid: valid.as_secs(), attr_valid_nsec: 0, dummy: 0, attr: fields(nodes, attr) }
 }
 
 /// Builds the reply to STATX: the fields of GETATTR and the birth time.
-pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
-    let plain = fields(root, attr);
+pub(crate) fn extended(nodes: &Nodes, attr: &Attr, valid: Duration) -> StatxOut {
+    let plain = fields(nodes, attr);
     let time = |Time { sec, nsec }| StatxTime { sec, nsec, reserved: 0 };
     StatxOut {
         attr_valid: valid.as_secs(),
@@ -92,16 +79,16 @@ pub(crate) fn extended(root: Root, attr: &Attr, valid: Duration) -> StatxOut {
     }
 }
 
-/// Builds the reply to every request that finds or creates a name.
-pub(crate) fn entry(root: Root, attr: &Attr, valid: Duration) -> EntryOut {
+/// Builds the reply to every request that finds or creates a name. Counts it as a lookup.
+pub(crate) fn entry(nodes: &Nodes, attr: &Attr, valid: Duration) -> EntryOut {
     EntryOut {
-        nodeid: root.outer(attr.ino),
+        nodeid: nodes.looked_up(attr.file()),
         generation: 0,
         entry_valid: valid.as_secs(),
         attr_valid: valid.as_secs(),
         entry_valid_nsec: 0,
         attr_valid_nsec: 0,
-        attr: fields(root, attr),
+        attr: fields(nodes, attr),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::session::Session;
 use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Env, ErrorKind, Ino, LocalBoxFuture};
+use penstock_base::{BLOCK_BYTES, Env, ErrorKind, FileId, LocalBoxFuture};
 use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
 use penstock_wire::metadata::{Attr, Time, XattrRequest};
@@ -38,42 +38,42 @@ impl Session {
     /// Returns the attributes for a reply. An inode that this mount has removed, and the service has dropped,
     /// has its last ones.
     async fn attr_for_kernel(&self, request: &Request) -> Result<Attr, Errno> {
-        let ino = self.ino(request);
-        match self.attr_of(ino).await {
+        let file = request.file;
+        match self.attr_of(file).await {
             Ok(attr) => {
                 self.nodes.note(&attr);
                 Ok(attr)
             }
-            Err(failure) => self.removed(ino, &failure).ok_or_else(|| errno(&failure)),
+            Err(failure) => self.removed(file, &failure).ok_or_else(|| errno(&failure)),
         }
     }
 
     /// The last descriptor of an inode may be closed now: if it has no name, its state then is kept.
-    pub(crate) async fn note_at_close(&self, ino: Ino) {
-        if self.nodes.removed(ino).is_some()
-            && let Ok(attr) = self.client.get_attr(ino).await
+    pub(crate) async fn note_at_close(&self, file: FileId) {
+        if self.nodes.removed(file).is_some()
+            && let Ok(attr) = self.client.get_attr(file).await
         {
             self.nodes.note(&attr);
         }
     }
 
     /// The last attributes of an inode for which a request failed because it is gone.
-    fn removed(&self, ino: Ino, failure: &Failure) -> Option<Attr> {
+    fn removed(&self, file: FileId, failure: &Failure) -> Option<Attr> {
         let stale = i32::from(failure.errno) == Errno::STALE.raw_os_error();
-        self.nodes.removed(ino).filter(|_| stale && failure.kind != ErrorKind::Ended)
+        self.nodes.removed(file).filter(|_| stale && failure.kind != ErrorKind::Ended)
     }
 
     /// Returns the attributes by whose size the kernel goes from here on.
-    async fn attr_of(&self, ino: Ino) -> Result<Attr, Failure> {
-        let attr = self.without_unseen(ino, async || self.client.get_attr(ino).await).await?;
+    async fn attr_of(&self, file: FileId) -> Result<Attr, Failure> {
+        let attr = self.without_unseen(file, async || self.client.get_attr(file).await).await?;
         let is_file = FileType::from_raw_mode(attr.mode) == FileType::RegularFile;
-        let by_reply = !self.cache.sizes.is_open_for_writing(ino) && !self.cache.may_ignore_size(ino);
-        if !is_file || by_reply || !self.cache.sizes.may_be_told(ino, attr.size) {
-            self.cache.is_answered(ino, attr.size);
-            self.cache.none_told(ino).await;
+        let by_reply = !self.cache.sizes.is_open_for_writing(file) && !self.cache.may_ignore_size(file);
+        if !is_file || by_reply || !self.cache.sizes.may_be_told(file, attr.size) {
+            self.cache.is_answered(file, attr.size);
+            self.cache.none_told(file).await;
             return Ok(attr);
         }
-        self.tell_size(ino).await
+        self.tell_size(file).await
     }
 
     /// Returns the result of `look` when it does not contain the end of a direct write that the kernel still
@@ -81,13 +81,13 @@ impl Session {
     /// map. After 1000 attempts (`MOST_LOOKS`) it returns the result as it is.
     async fn without_unseen<T>(
         &self,
-        ino: Ino,
+        file: FileId,
         look: impl AsyncFn() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         for _ in 1..MOST_LOOKS {
-            self.client.direct_writes_seen(ino).await;
+            self.client.direct_writes_seen(file).await;
             let found = look().await?;
-            if !self.client.has_unseen_writes(ino) {
+            if !self.client.has_unseen_writes(file) {
                 return Ok(found);
             }
         }
@@ -95,13 +95,13 @@ impl Session {
     }
 
     /// Sends a file's size to the kernel by a notice, before anything else reports it.
-    async fn tell_size(&self, ino: Ino) -> Result<Attr, Failure> {
+    async fn tell_size(&self, file: FileId) -> Result<Attr, Failure> {
         let look = async || {
-            let hold = self.client.hold(ino, Purpose::Read).await?;
-            Ok((self.client.get_attr(ino).await?, hold))
+            let hold = self.client.hold(file, Purpose::Read).await?;
+            Ok((self.client.get_attr(file).await?, hold))
         };
-        let (attr, hold) = self.without_unseen(ino, look).await?;
-        let told = self.begin_to_tell(&hold, ino, attr.size);
+        let (attr, hold) = self.without_unseen(file, look).await?;
+        let told = self.begin_to_tell(&hold, file, attr.size);
         // The lease can be given up only when no guard of it is left.
         drop(hold);
         told.await;
@@ -110,56 +110,58 @@ impl Session {
 
     /// Begins to send the kernel a size that was read under a lease guard. The result completes when no size
     /// of the file is being sent.
-    fn begin_to_tell(&self, hold: &Hold, ino: Ino, size: u64) -> LocalBoxFuture<'static, ()> {
+    fn begin_to_tell(&self, hold: &Hold, file: FileId, size: u64) -> LocalBoxFuture<'static, ()> {
         match size.checked_sub(1) {
-            Some(last) => self.cache.grow(ino, hold.store(last..size)),
-            None => self.cache.none_told(ino),
+            Some(last) => self.cache.grow(file, hold.store(last..size)),
+            None => self.cache.none_told(file),
         }
     }
 
     /// Sends the kernel a size that was read under a lease guard, which lasts until the reply. Another
     /// request may have locked the page that the last byte lies in while it waits for the lease. Then this
     /// stops waiting after 50 ms, and the notice completes after the reply.
-    pub(crate) async fn tell_before_reply(&self, hold: &Hold, ino: Ino, size: u64) {
-        let _ = timeout(self.cache.env(), BEFORE_REPLY, self.begin_to_tell(hold, ino, size)).await;
+    pub(crate) async fn tell_before_reply(&self, hold: &Hold, file: FileId, size: u64) {
+        let _ = timeout(self.cache.env(), BEFORE_REPLY, self.begin_to_tell(hold, file, size)).await;
     }
 
     /// Sends the kernel a size that was read under a lease guard, during a read of a page that the kernel has
     /// locked. Returns when the kernel knows the size, or should know it.
-    pub(crate) async fn tell_before_read(&self, hold: &Hold, ino: Ino, size: u64) {
-        if self.cache.sizes.may_be_told(ino, size) {
+    pub(crate) async fn tell_before_read(&self, hold: &Hold, file: FileId, size: u64) {
+        if self.cache.sizes.may_be_told(file, size) {
             // Not awaited: the notice completes only after the page has been read.
-            drop(self.begin_to_tell(hold, ino, size));
+            drop(self.begin_to_tell(hold, file, size));
         }
-        if self.cache.is_telling(ino) {
-            self.cache.asker.until_known(self.root.outer(ino.0), size).await;
+        if self.cache.is_telling(file)
+            && let Some(nodeid) = self.nodes.node(file)
+        {
+            self.cache.asker.until_known(nodeid, size).await;
         }
     }
 
     /// Sends the kernel the size of an open file. On failure the file is checked again later.
-    pub(crate) async fn look_at_size(&self, ino: Ino) {
-        if let Err(failure) = self.tell_size(ino).await {
-            tracing::debug!(%failure, %ino, "the size of an open file is looked at later");
-            self.cache.looks.is_due(ino);
+    pub(crate) async fn look_at_size(&self, file: FileId) {
+        if let Err(failure) = self.tell_size(file).await {
+            tracing::debug!(%failure, %file, "the size of an open file is looked at later");
+            self.cache.looks.is_due(file);
         }
     }
 
     /// Sends the kernel the size of a file on which a program just got a lock, if it may have changed.
     /// Programs under locks rely on what others wrote.
-    pub(crate) async fn look_under_lock(&self, ino: Ino) {
-        if self.client.was_shared() && self.cache.looks.take_one(ino) {
-            self.look_at_size(ino).await;
+    pub(crate) async fn look_under_lock(&self, file: FileId) {
+        if self.client.was_shared() && self.cache.looks.take_one(file) {
+            self.look_at_size(file).await;
         }
     }
 
     pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {
         let attr = self.attr_for_kernel(request).await?;
-        Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
+        Ok(Answer::of(&attributes(&self.nodes, &attr, self.valid())))
     }
 
     pub(crate) async fn statx(&self, request: &Request) -> Result<Answer, Errno> {
         let attr = self.attr_for_kernel(request).await?;
-        Ok(Answer::of(&extended(self.root, &attr, self.valid())))
+        Ok(Answer::of(&extended(&self.nodes, &attr, self.valid())))
     }
 
     pub(crate) async fn setattr(&self, request: &mut Request) -> Result<Answer, Errno> {
@@ -171,7 +173,7 @@ impl Session {
             (false, _) => None,
         };
         let change = SetAttrRequest {
-            ino: self.ino(request).0,
+            ino: request.file.ino.0,
             mode: valid(fattr::MODE).then_some(new.mode),
             uid: valid(fattr::UID).then_some(new.uid),
             gid: valid(fattr::GID).then_some(new.gid),
@@ -183,31 +185,31 @@ impl Session {
             ..SetAttrRequest::default()
         };
         let sizes = valid(fattr::SIZE);
-        let ino = self.ino(request);
+        let file = request.file;
         let set = async {
             // The guard lasts until the reply is sent.
-            let hold = request.hold.insert(self.client.hold_to_set(&change).await?);
+            let hold = request.hold.insert(self.client.hold_to_set(file.branch, &change).await?);
             hold.set_attr(change.clone()).await
         };
         let attr = match set.await {
             Ok(attr) => attr,
             Err(failure) => {
-                let removed = self.removed(ino, &failure).filter(|_| !sizes);
+                let removed = self.removed(file, &failure).filter(|_| !sizes);
                 let attr = changed(removed.ok_or_else(|| errno(&failure))?, &change, self.client.now());
-                self.nodes.note(&attr);
-                return Ok(Answer::of(&attributes(self.root, &attr, Duration::ZERO)));
+                self.nodes.keep(&attr);
+                return Ok(Answer::of(&attributes(&self.nodes, &attr, Duration::ZERO)));
             }
         };
         self.nodes.note(&attr);
         match sizes {
-            true => self.cache.sizes.is_cut(Ino(attr.ino), attr.size),
-            false => self.cache.is_answered(Ino(attr.ino), attr.size),
+            true => self.cache.sizes.is_cut(attr.file(), attr.size),
+            false => self.cache.is_answered(attr.file(), attr.size),
         }
-        Ok(Answer::of(&attributes(self.root, &attr, self.valid())))
+        Ok(Answer::of(&attributes(&self.nodes, &attr, self.valid())))
     }
 
     pub(crate) async fn readlink(&self, request: &Request) -> Result<Answer, Errno> {
-        self.client.read_link(self.ino(request)).await.map(Answer::Bytes).map_err(|failure| errno(&failure))
+        self.client.read_link(request.file).await.map(Answer::Bytes).map_err(|failure| errno(&failure))
     }
 
     pub(crate) async fn statfs(&self) -> Result<Answer, Errno> {
@@ -234,7 +236,7 @@ impl Session {
         let name = kept(request.name(skip, 0)?)?;
         let value = request.body.get(skip + name.len() + 1..).filter(|value| value.len() == size as usize);
         let change = XattrRequest {
-            ino: self.ino(request).0,
+            ino: request.file.ino.0,
             name: name.to_vec(),
             value: value.ok_or(Errno::IO)?.to_vec(),
             create: flags & XATTR_CREATE != 0,
@@ -245,10 +247,10 @@ impl Session {
         let mut hold = None;
         if gives_capability {
             // Others may know that the file has no capabilities while they own its lease.
-            let held = self.client.hold(self.ino(request), Purpose::Write).await;
+            let held = self.client.hold(request.file, Purpose::Write).await;
             hold = Some(held.map_err(|failure| errno(&failure))?);
         }
-        let result = self.client.set_xattr(change).await;
+        let result = self.client.set_xattr(request.file.branch, change).await;
         if gives_capability {
             self.capabilities.given();
         }
@@ -259,11 +261,11 @@ impl Session {
     pub(crate) async fn getxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let GetxattrIn { size, .. } = request.argument()?;
         let name = kept(request.name(size_of::<GetxattrIn>(), 0)?)?;
-        let ino = self.ino(request);
-        let value = self.client.get_xattr(ino, name).await.map_err(|failure| {
+        let file = request.file;
+        let value = self.client.get_xattr(file, name).await.map_err(|failure| {
             // The kernel looks for these itself, for example of a directory that a program is in.
             let of_the_kernel = is_acl(name) || name == CAPABILITY;
-            match self.removed(ino, &failure).filter(|_| of_the_kernel) {
+            match self.removed(file, &failure).filter(|_| of_the_kernel) {
                 Some(_) => Errno::NODATA,
                 None => errno(&failure),
             }
@@ -273,14 +275,14 @@ impl Session {
 
     pub(crate) async fn listxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let GetxattrIn { size, .. } = request.argument()?;
-        let ino = self.ino(request);
-        let names = self.client.list_xattr(ino).await.map_err(|failure| errno(&failure))?;
+        let file = request.file;
+        let names = self.client.list_xattr(file).await.map_err(|failure| errno(&failure))?;
         let shown = names.into_iter().filter(|name| is_shown(name, request.header.uid));
         sized(size, shown.flat_map(|name| name.into_iter().chain([0])).collect())
     }
 
     pub(crate) async fn removexattr(&self, request: &Request) -> Result<Answer, Errno> {
-        let result = self.client.remove_xattr(self.ino(request), kept(request.name(0, 0)?)?).await;
+        let result = self.client.remove_xattr(request.file, kept(request.name(0, 0)?)?).await;
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 }
@@ -304,7 +306,7 @@ pub(crate) async fn look_at_sizes(session: Rc<Session>, env: Env) -> Infallible 
             continue;
         }
         let due = session.cache.looks.take();
-        stream::iter(due).for_each_concurrent(AT_A_TIME, |ino| session.look_at_size(ino)).await;
+        stream::iter(due).for_each_concurrent(AT_A_TIME, |file| session.look_at_size(file)).await;
     }
 }
 

@@ -11,17 +11,18 @@
 
 use crate::MAX_BACKGROUND;
 use crate::ask::Asker;
-use crate::attr::{Root, VALID};
+use crate::attr::VALID;
 use crate::deferred::Deferred;
 use crate::guard::abort;
 use crate::hide::{Left, Part, hide};
 use crate::known::KnownSizes;
 use crate::locked::Locked;
 use crate::looks::Looks;
+use crate::nodes::Nodes;
 use crate::notices::{Drops, drop_pages_now, notify_inval_inode};
 use crate::reads::Reads;
 use crate::size_notice::SizeNotice;
-use penstock_base::{Env, HashMap, Ino, LocalBoxFuture};
+use penstock_base::{Env, FileId, HashMap, LocalBoxFuture};
 use penstock_client::{KernelCache, Store};
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -54,9 +55,9 @@ struct Noticed {
 /// The kernel's caches of one mount, and the tables that say what they may contain.
 pub(crate) struct Cache {
     env: Env,
-    root: Root,
+    nodes: Rc<Nodes>,
     device: Arc<File>,
-    noticed: RefCell<HashMap<Ino, Noticed>>,
+    noticed: RefCell<HashMap<FileId, Noticed>>,
     pub(crate) reads: Rc<Reads>,
     sending: Rc<Semaphore>,
     pub(crate) locked: Locked,
@@ -77,14 +78,14 @@ impl Cache {
     /// Creates the tables of a mount. `device` is the mount's descriptor, or a duplicate of it.
     pub(crate) fn new(
         env: &Env,
-        root: Root,
+        nodes: Rc<Nodes>,
         device: File,
         mount: &Path,
         connection: u32,
     ) -> io::Result<Self> {
         Ok(Self {
             env: env.clone(),
-            root,
+            nodes,
             device: Arc::new(device),
             noticed: RefCell::default(),
             reads: Rc::default(),
@@ -105,13 +106,18 @@ impl Cache {
         &self.env
     }
 
-    fn note(&self, ino: Ino, begins: bool) {
+    /// The nodes of the mount.
+    pub(crate) fn nodes(&self) -> &Rc<Nodes> {
+        &self.nodes
+    }
+
+    fn note(&self, file: FileId, begins: bool) {
         let now = self.env.now();
         let mut noticed = self.noticed.borrow_mut();
         if noticed.len() >= MOST_NOTICED {
             noticed.retain(|_, notices| notices.running > 0 || now < notices.ended + CROSSING);
         }
-        let notices = noticed.entry(ino).or_default();
+        let notices = noticed.entry(file).or_default();
         match begins {
             true => notices.running += 1,
             false => (notices.running, notices.ended) = (notices.running - 1, now),
@@ -119,55 +125,55 @@ impl Cache {
     }
 
     /// True if the kernel may ignore the size in a reply to a request for attributes, because of a notice.
-    pub(crate) fn may_ignore_size(&self, ino: Ino) -> bool {
+    pub(crate) fn may_ignore_size(&self, file: FileId) -> bool {
         let noticed = self.noticed.borrow();
-        let notices = noticed.get(&ino);
+        let notices = noticed.get(&file);
         notices.is_some_and(|notices| notices.running > 0 || self.env.now() < notices.ended + CROSSING)
     }
 
     /// Records the size in a reply, which the kernel takes unless it may ignore it.
-    pub(crate) fn is_answered(&self, ino: Ino, size: u64) {
-        if !self.may_ignore_size(ino) {
-            self.sizes.reaches(ino, size);
+    pub(crate) fn is_answered(&self, file: FileId, size: u64) {
+        if !self.may_ignore_size(file) {
+            self.sizes.reaches(file, size);
         }
     }
 
     /// True if a size of the file is being sent to the kernel.
-    pub(crate) fn is_telling(&self, ino: Ino) -> bool {
-        self.telling.files.borrow().contains_key(&ino)
+    pub(crate) fn is_telling(&self, file: FileId) -> bool {
+        self.telling.files.borrow().contains_key(&file)
     }
 
     /// Makes the kernel's size of a file at least the end of the bytes of `store`. Completes when the kernel
     /// has taken it. The notice is sent even if the result is dropped.
-    pub(crate) fn grow(&self, ino: Ino, store: Store) -> LocalBoxFuture<'static, ()> {
+    pub(crate) fn grow(&self, file: FileId, store: Store) -> LocalBoxFuture<'static, ()> {
         let size = store.bytes().end;
-        if !self.sizes.tells(ino, size) {
-            return self.none_told(ino);
-        }
-        let (device, nodeid, notice) =
-            (self.device.clone(), self.root.outer(ino.0), self.size_notice.clone());
-        let (sending, telling) = (self.sending.clone(), Telling::begins(&self.telling, ino));
+        let Some(nodeid) = self.nodes.node(file).filter(|_| self.sizes.tells(file, size)) else {
+            return self.none_told(file);
+        };
+        let (device, notice) = (self.device.clone(), self.size_notice.clone());
+        let (sending, telling) = (self.sending.clone(), Telling::begins(&self.telling, file));
         let tell = async move {
             let _turn = sending.acquire().await;
             let told = penstock_worker::blocking(move || notice.send(&device, nodeid, size));
             if let Err(error) = told.await {
-                tracing::error!(%error, %ino, "the kernel does not take the size of a file: a read may end too early");
+                tracing::error!(%error, %file, "the kernel does not take the size of a file: a read may end too early");
             }
             drop((store, telling));
         };
         self.env.spawn("file size", Box::pin(tell));
-        self.none_told(ino)
+        self.none_told(file)
     }
 
     /// Makes the kernel request the attributes of an inode again before it uses them. Waits for no page.
-    pub(crate) async fn drop_attributes(&self, ino: Ino) {
-        let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
-        self.note(ino, true);
+    pub(crate) async fn drop_attributes(&self, file: FileId) {
+        let Some(nodeid) = self.nodes.node(file) else { return };
+        let device = self.device.clone();
+        self.note(file, true);
         let drop = move || notify_inval_inode(&device, nodeid, &Drops::Nothing);
         let told = penstock_worker::blocking(drop).await;
-        self.note(ino, false);
+        self.note(file, false);
         if let Err(error) = told {
-            tracing::error!(%error, %ino, "the kernel does not drop the attributes of a file: they may be stale");
+            tracing::error!(%error, %file, "the kernel does not drop the attributes of a file: they may be stale");
         }
     }
 
@@ -187,18 +193,19 @@ impl Cache {
     }
 
     fn may_be_seen(&self, page: &Part) -> bool {
-        let ino = self.root.inner(page.nodeid);
+        // The kernel forgets a file only without its pages.
+        let Some(file) = self.nodes.file(page.nodeid) else { return false };
         let held_back = self.serving.get() >= usize::from(MAX_BACKGROUND);
-        !self.locked.is_locked(ino, &page.bytes, held_back) || self.deferred.refuses(ino, &page.bytes)
+        !self.locked.is_locked(file, &page.bytes, held_back) || self.deferred.refuses(file, &page.bytes)
     }
 
     /// Waits until no size of the file is being sent to the kernel.
-    pub(crate) fn none_told(&self, ino: Ino) -> LocalBoxFuture<'static, ()> {
+    pub(crate) fn none_told(&self, file: FileId) -> LocalBoxFuture<'static, ()> {
         let telling = self.telling.clone();
         Box::pin(async move {
             loop {
                 let ended = telling.ended.notified();
-                if !telling.files.borrow().contains_key(&ino) {
+                if !telling.files.borrow().contains_key(&file) {
                     return;
                 }
                 ended.await;
@@ -210,28 +217,28 @@ impl Cache {
 /// The size notices in flight: the files with their numbers of notices.
 #[derive(Default)]
 struct Telling {
-    files: RefCell<HashMap<Ino, u32>>,
+    files: RefCell<HashMap<FileId, u32>>,
     ended: Notify,
 }
 
 /// A size notice in flight. It ends when this is dropped.
-struct Told(Rc<Telling>, Ino);
+struct Told(Rc<Telling>, FileId);
 
 impl Telling {
-    fn begins(of: &Rc<Self>, ino: Ino) -> Told {
-        *of.files.borrow_mut().entry(ino).or_default() += 1;
-        Told(of.clone(), ino)
+    fn begins(of: &Rc<Self>, file: FileId) -> Told {
+        *of.files.borrow_mut().entry(file).or_default() += 1;
+        Told(of.clone(), file)
     }
 }
 
 impl Drop for Told {
     fn drop(&mut self) {
-        let Self(telling, ino) = self;
+        let Self(telling, file) = self;
         let mut files = telling.files.borrow_mut();
-        let running = files.get_mut(ino).expect("a notice is known while it is under way");
+        let running = files.get_mut(file).expect("a notice is known while it is under way");
         *running -= 1;
         if *running == 0 {
-            files.remove(ino);
+            files.remove(file);
         }
         drop(files);
         telling.ended.notify_waiters();
@@ -239,31 +246,37 @@ impl Drop for Told {
 }
 
 impl KernelCache for Cache {
-    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
-        let (device, nodeid) = (self.device.clone(), self.root.outer(ino.0));
+    fn drop_pages(&self, file: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+        let (device, node) = (self.device.clone(), self.nodes.node(file));
         let all = bytes == (0..u64::MAX);
         let mark = self.reads.mark();
-        let known = all && self.sizes.drop_begins(ino);
+        let known = all && self.sizes.drop_begins(file);
         if all {
-            self.looks.is_due(ino);
+            self.looks.is_due(file);
         }
-        self.note(ino, true);
+        self.note(file, true);
         Box::pin(async move {
             let turn = self.sending.acquire().await;
             let pages = bytes.clone();
-            let told = penstock_worker::blocking(move || drop_pages_now(&device, nodeid, pages)).await;
+            let told = match node {
+                Some(nodeid) => {
+                    penstock_worker::blocking(move || drop_pages_now(&device, nodeid, pages)).await
+                }
+                // The kernel does not know the file.
+                None => Ok(()),
+            };
             drop(turn);
             // The kernel has dropped these pages, but deferred data may still be on its way to the client.
-            self.deferred.none(ino, bytes).await;
-            self.note(ino, false);
+            self.deferred.none(file, bytes).await;
+            self.note(file, false);
             if known {
-                self.sizes.drop_ends(ino, told.is_err());
+                self.sizes.drop_ends(file, told.is_err());
             }
             match told {
-                Ok(()) if all => self.reads.dropped(ino, mark),
+                Ok(()) if all => self.reads.dropped(file, mark),
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::error!(%error, %ino, "the kernel does not drop the pages of a file: they may be stale");
+                    tracing::error!(%error, %file, "the kernel does not drop the pages of a file: they may be stale");
                 }
             }
         })
@@ -271,22 +284,23 @@ impl KernelCache for Cache {
 
     fn hide_pages<'a>(
         &'a self,
-        files: Vec<(Ino, u64)>,
+        files: Vec<(FileId, u64)>,
         within: Duration,
         lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
         let mark = self.reads.mark();
         let mut parts = Vec::new();
         let mut known = Vec::new();
-        for (ino, size) in &files {
-            if self.sizes.drop_begins(*ino) {
-                known.push(*ino);
+        for (file, size) in &files {
+            if self.sizes.drop_begins(*file) {
+                known.push(*file);
             }
-            self.looks.is_due(*ino);
-            self.note(*ino, true);
-            let nodeid = self.root.outer(ino.0);
-            let seen = self.locked.seen(*ino).into_iter();
-            parts.extend(seen.map(|bytes| Part { nodeid, bytes, size: *size }));
+            self.looks.is_due(*file);
+            self.note(*file, true);
+            if let Some(nodeid) = self.nodes.node(*file) {
+                let seen = self.locked.seen(*file).into_iter();
+                parts.extend(seen.map(|bytes| Part { nodeid, bytes, size: *size }));
+            }
         }
         Box::pin(async move {
             let hidden = self.hide_parts(parts, within).await;
@@ -300,14 +314,14 @@ impl KernelCache for Cache {
                     tracing::error!(%error, "the mount cannot be ended: programs may see stale pages");
                 }
             }
-            for (ino, _) in files {
-                self.note(ino, false);
+            for (file, _) in files {
+                self.note(file, false);
                 if !failed {
-                    self.reads.dropped(ino, mark);
+                    self.reads.dropped(file, mark);
                 }
             }
             // Sizes that the kernel knew are sent again.
-            known.into_iter().for_each(|ino| self.sizes.drop_ends(ino, failed));
+            known.into_iter().for_each(|file| self.sizes.drop_ends(file, failed));
         })
     }
 

@@ -4,7 +4,7 @@
 //! lease. So a result holds while nobody else may change the file, and until this mount sets capabilities
 //! itself.
 
-use penstock_base::{BoundedSet, Ino};
+use penstock_base::{BoundedSet, FileId};
 use penstock_client::Ownership;
 use std::cell::Cell;
 
@@ -17,7 +17,7 @@ pub(crate) struct Look {
 
 #[derive(Default)]
 pub(crate) struct Capabilities {
-    none: BoundedSet<(Ownership, Ino)>,
+    none: BoundedSet<(Ownership, FileId)>,
     /// The number of times that this mount set capabilities on a file.
     given: Cell<u64>,
 }
@@ -29,16 +29,16 @@ impl Capabilities {
     }
 
     /// True if the file is known to have no capabilities. False proves nothing.
-    pub(crate) fn has_none(&self, look: Look, ino: Ino) -> bool {
-        look.owned.is_some_and(|owned| self.none.contains(&(owned, ino)))
+    pub(crate) fn has_none(&self, look: Look, file: FileId) -> bool {
+        look.owned.is_some_and(|owned| self.none.contains(&(owned, file)))
     }
 
     /// Records that a look found no capabilities, unless this mount set some since the look began.
-    pub(crate) fn note_none(&self, look: Look, ino: Ino) {
+    pub(crate) fn note_none(&self, look: Look, file: FileId) {
         if let Some(owned) = look.owned
             && look.given == self.given.get()
         {
-            self.none.insert((owned, ino));
+            self.none.insert((owned, file));
         }
     }
 
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn what_a_look_saw_holds_while_nobody_gives_some() {
         let known = Capabilities::default();
-        let file = Ino(7);
+        let file = FileId::of_numbers(0, 7);
         let knows = |owned| known.has_none(known.look(Some(owned)), file);
         for owned in [Alone { start: 1, time: 1 }, Lease { start: 1, grant: 1 }] {
             let look = known.look(Some(owned));

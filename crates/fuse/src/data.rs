@@ -10,7 +10,7 @@ use crate::device::{Answer, Request};
 use crate::session::Session;
 use futures_util::future::{Either, select};
 use penstock_base::num::{to_u16, to_u32};
-use penstock_base::{HeldRange, Ino};
+use penstock_base::{FileId, HeldRange};
 use penstock_client::{Hold, KernelCache, MOST_COPIED, Purpose, Staged};
 use penstock_wire::Failure;
 use penstock_wire::data::SpaceChange;
@@ -28,39 +28,39 @@ const SEEK_HOLE: u32 = 4;
 impl Session {
     pub(crate) async fn open(&self, request: &Request) -> Result<Answer, Errno> {
         let OpenIn { flags, .. } = request.argument()?;
-        let ino = self.ino(request);
-        let size = self.client.open(ino).await.map_err(|failure| errno(&failure))?;
-        let opened = self.opened(ino, flags, size).await.map_err(|failure| errno(&failure))?;
+        let file = request.file;
+        let size = self.client.open(file).await.map_err(|failure| errno(&failure))?;
+        let opened = self.opened(file, flags, size).await.map_err(|failure| errno(&failure))?;
         Ok(Answer::of(&opened))
     }
 
     pub(crate) async fn read(&self, request: &mut Request) -> Result<Answer, Errno> {
         let ReadIn { offset, size, read_flags, .. } = request.argument()?;
-        let ino = self.ino(request);
+        let file = request.file;
         let pages = read_flags & READ_LOCKOWNER == 0;
-        if pages && self.cache.sizes.is_open_for_writing(ino) {
-            self.client.note_mapped(ino, true);
+        if pages && self.cache.sizes.is_open_for_writing(file) {
+            self.client.note_mapped(file, true);
         }
         let bytes = offset..offset.saturating_add(size.into());
         let hold = match pages {
-            true => self.client.hold_to_fill(ino, bytes.clone()).await,
-            false => self.client.hold(ino, Purpose::Read).await,
+            true => self.client.hold_to_fill(file, bytes.clone()).await,
+            false => self.client.hold(file, Purpose::Read).await,
         };
         let hold = hold.map_err(|failure| errno(&failure))?;
-        let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(ino, offset));
+        let in_flight = self.client.was_shared().then(|| self.cache.reads.begins(file, offset));
         let result = match pages {
             true => hold.reader().await.read_pages(offset, size.into()).await,
             false => hold.reader().await.read(offset, size.into()).await,
         };
-        if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(ino) {
+        if pages && result.is_ok() && self.cache.sizes.is_open_for_writing(file) {
             // The kernel zeros what lies in this page behind the size that it knows, or never writes it back.
             let end = hold.size().await.map_err(|failure| errno(&failure))?;
-            self.tell_before_read(&hold, ino, end).await;
+            self.tell_before_read(&hold, file, end).await;
         }
         let nothing = result.as_ref().is_ok_and(|parts| parts.iter().all(|part| part.is_empty()));
         if nothing && in_flight.is_some() && pages {
             // Only for reads into pages, for which no program may be waiting.
-            if self.cache.reads.refuses(ino, bytes.clone()) {
+            if self.cache.reads.refuses(file, bytes.clone()) {
                 return Err(Errno::INTR);
             }
         }
@@ -79,18 +79,18 @@ impl Session {
         let WriteIn { fh, offset, write_flags, flags, .. } = request.argument()?;
         let staged = request.data.take().ok_or(Errno::IO)?;
         let len = staged.len;
-        let ino = self.ino(request);
+        let file = request.file;
         let fail = |failure| errno(&failure);
         if write_flags & WRITE_CACHE != 0 {
             return self.write_page(request, offset, staged, write_flags).await;
         }
         let flags = OFlags::from_bits_retain(flags);
         let through_pages = self.writes_through_pages(fh, flags);
-        let hold = self.client.hold(ino, Purpose::Write).await.map_err(fail)?;
+        let hold = self.client.hold(file, Purpose::Write).await.map_err(fail)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
-            self.drop_set_id(&hold, ino).await.map_err(fail)?;
+            self.drop_set_id(&hold, file).await.map_err(fail)?;
         }
-        self.drop_capability(ino).await.map_err(fail)?;
+        self.drop_capability(file).await.map_err(fail)?;
         let mut unseen = None;
         if flags.contains(OFlags::APPEND) {
             let (at, written) = hold.writer().await.append(offset, staged).await.map_err(fail)?;
@@ -98,17 +98,17 @@ impl Session {
             unseen = written.filter(|_| !through_pages);
             if at != offset {
                 // The kernel assumes that the write went to the offset that it sent.
-                self.tell_before_reply(&hold, ino, at + len as u64).await;
+                self.tell_before_reply(&hold, file, at + len as u64).await;
                 if through_pages {
                     // The kernel may have put the bytes into pages at the wrong offset.
-                    self.client.drop_pages_soon(ino);
+                    self.client.drop_pages_soon(file);
                 }
             } else if through_pages {
-                self.cache.sizes.reaches(ino, offset + len as u64);
+                self.cache.sizes.reaches(file, offset + len as u64);
             }
         } else if through_pages {
             hold.writer().await.write(offset, staged).await.map_err(fail)?;
-            self.cache.sizes.reaches(ino, offset + len as u64);
+            self.cache.sizes.reaches(file, offset + len as u64);
         } else {
             unseen = hold.writer().await.write_direct(offset, staged).await.map_err(fail)?;
         }
@@ -121,7 +121,7 @@ impl Session {
         }
         // The kernel sends an FSYNC itself only after writes that go through its pages.
         if !through_pages && flags.bits() & DSYNC != 0 {
-            self.sync_through(ino, fh).await?;
+            self.sync_through(file, fh).await?;
         }
         Ok(Answer::of(&WriteOut { size: to_u32(len), padding: 0 }))
     }
@@ -132,21 +132,21 @@ impl Session {
 
     /// Notes the pages that a request has locked, or may have, from its arrival until the result is dropped,
     /// whatever it waits for meanwhile. None if it has none.
-    pub(crate) fn note_locked(&self, request: &Request) -> Option<HeldRange<Ino>> {
-        let ino = self.ino(request);
+    pub(crate) fn note_locked(&self, request: &Request) -> Option<HeldRange<FileId>> {
+        let file = request.file;
         match request.header.opcode {
             op::READ => {
                 let ReadIn { offset, size, read_flags, .. } = request.argument().ok()?;
                 let pages = read_flags & READ_LOCKOWNER == 0;
                 let bytes = offset..offset.saturating_add(size.into());
-                pages.then(|| self.cache.locked.read_begins(ino, bytes))
+                pages.then(|| self.cache.locked.read_begins(file, bytes))
             }
             op::WRITE => {
                 let WriteIn { fh, offset, size, write_flags, flags, .. } = request.argument().ok()?;
                 let pages = write_flags & WRITE_CACHE == 0
                     && self.writes_through_pages(fh, OFlags::from_bits_retain(flags));
                 let bytes = offset..offset.saturating_add(size.into());
-                pages.then(|| self.cache.locked.write_begins(ino, bytes)).flatten()
+                pages.then(|| self.cache.locked.write_begins(file, bytes)).flatten()
             }
             _ => None,
         }
@@ -161,16 +161,16 @@ impl Session {
         staged: Staged,
         write_flags: u32,
     ) -> Result<Answer, Errno> {
-        let ino = self.ino(request);
+        let file = request.file;
         let len = staged.len;
         let written = || Answer::of(&WriteOut { size: to_u32(len), padding: 0 });
         let bytes = offset..offset.saturating_add(len as u64);
         let mark = self.cache.deferred.mark();
         let mut work = pin!(async {
-            self.cache.deferred.earlier(mark, ino, bytes.clone()).await;
-            let hold = self.client.hold(ino, Purpose::Page).await?;
+            self.cache.deferred.earlier(mark, file, bytes.clone()).await;
+            let hold = self.client.hold(file, Purpose::Page).await?;
             if write_flags & WRITE_KILL_SUIDGID != 0 {
-                self.drop_set_id(&hold, ino).await?;
+                self.drop_set_id(&hold, file).await?;
             }
             hold.writer().await.write_page(offset, staged).await?;
             Ok::<_, Failure>(hold)
@@ -178,16 +178,16 @@ impl Session {
         let done = match select(work.as_mut(), pin!(self.client.lapsed())).await {
             Either::Left((done, _)) => done,
             Either::Right(_) => {
-                let deferral = self.cache.deferred.take(ino, bytes.clone());
+                let deferral = self.cache.deferred.take(file, bytes.clone());
                 if matches!(deferral, Deferral::Taken(_)) {
                     request.answer_early(written());
                 }
                 let done = work.await;
                 if let (Err(failure), Deferral::Taken(_)) = (&done, deferral) {
                     if !self.client.has_ended() {
-                        tracing::error!(%failure, %ino, "a page that was written back while the service did not answer is lost");
+                        tracing::error!(%failure, %file, "a page that was written back while the service did not answer is lost");
                     }
-                    self.client.note_lost_page(ino);
+                    self.client.note_lost_page(file);
                 }
                 done
             }
@@ -207,8 +207,8 @@ impl Session {
             _ => return Err(Errno::OPNOTSUPP),
         };
         let keep_size = mode.contains(keep);
-        self.drop_privileges(request, self.ino(request)).await.map_err(|failure| errno(&failure))?;
-        let result = self.client.change_space(self.ino(request), offset, length, change, keep_size).await;
+        self.drop_privileges(request, request.file).await.map_err(|failure| errno(&failure))?;
+        let result = self.client.change_space(request.file, offset, length, change, keep_size).await;
         result.map(|()| Answer::Done).map_err(|failure| errno(&failure))
     }
 
@@ -220,7 +220,7 @@ impl Session {
         if flags != 0 {
             return Err(Errno::INVAL);
         }
-        let to = (self.root.inner(nodeid_out), off_out);
+        let to = (self.file(nodeid_out)?, off_out);
         self.cache.deferred.none(to.0, 0..u64::MAX).await;
         self.drop_privileges(request, to.0).await.map_err(|failure| errno(&failure))?;
         let bytes = off_out..off_out.saturating_add(len.min(MOST_COPIED));
@@ -231,7 +231,7 @@ impl Session {
         }
         let reads = self.client.watch_reads(to.0, bytes.clone());
         self.cache.drop_pages(to.0, bytes).await;
-        let result = self.client.copy((self.ino(request), off_in), to, len).await;
+        let result = self.client.copy((request.file, off_in), to, len).await;
         if reads.was_read() {
             return Err(Errno::OPNOTSUPP);
         }
@@ -242,32 +242,32 @@ impl Session {
     /// Removes set-id bits and capabilities before contents change without passing through the kernel's
     /// pages, as `file_modified` does in the kernel. Root keeps the bits. In a WRITE the kernel says if they
     /// must go.
-    async fn drop_privileges(&self, request: &Request, ino: Ino) -> Result<(), Failure> {
+    async fn drop_privileges(&self, request: &Request, file: FileId) -> Result<(), Failure> {
         if request.header.uid != 0 {
-            let hold = self.client.hold(ino, Purpose::Write).await?;
-            self.drop_set_id(&hold, ino).await?;
+            let hold = self.client.hold(file, Purpose::Write).await?;
+            self.drop_set_id(&hold, file).await?;
         }
-        self.drop_capability(ino).await
+        self.drop_capability(file).await
     }
 
     /// Clears the set-id bits, and drops the kernel's attributes, which still contain them.
-    async fn drop_set_id(&self, hold: &Hold, ino: Ino) -> Result<(), Failure> {
+    async fn drop_set_id(&self, hold: &Hold, file: FileId) -> Result<(), Failure> {
         if hold.drop_set_id().await? {
-            self.cache.drop_attributes(ino).await;
+            self.cache.drop_attributes(file).await;
         }
         Ok(())
     }
 
     /// Removes the capabilities of a file before a write. The kernel does that itself for writes through its
     /// pages.
-    async fn drop_capability(&self, ino: Ino) -> Result<(), Failure> {
-        let look = self.capabilities.look(self.client.owns(ino));
-        if self.capabilities.has_none(look, ino) {
+    async fn drop_capability(&self, file: FileId) -> Result<(), Failure> {
+        let look = self.capabilities.look(self.client.owns(file));
+        if self.capabilities.has_none(look, file) {
             return Ok(());
         }
-        match self.client.get_xattr(ino, CAPABILITY).await {
+        match self.client.get_xattr(file, CAPABILITY).await {
             Ok(_) => {
-                let take = async || match self.client.remove_xattr(ino, CAPABILITY).await {
+                let take = async || match self.client.remove_xattr(file, CAPABILITY).await {
                     // Another write may have removed it first.
                     Err(failure) if !is_nothing(&failure) => Err(failure),
                     _ => Ok(()),
@@ -277,7 +277,7 @@ impl Session {
             Err(failure) if is_nothing(&failure) => {}
             Err(failure) => return Err(failure),
         }
-        self.capabilities.note_none(look, ino);
+        self.capabilities.note_none(look, file);
         Ok(())
     }
 
@@ -290,20 +290,20 @@ impl Session {
             SEEK_HOLE => true,
             _ => return Err(Errno::INVAL),
         };
-        let result = self.client.seek(self.ino(request), offset, hole).await;
+        let result = self.client.seek(request.file, offset, hole).await;
         result.map(|offset| Answer::of(&LseekOut { offset })).map_err(|failure| errno(&failure))
     }
 
     pub(crate) async fn fsync(&self, request: &Request) -> Result<Answer, Errno> {
         let FsyncIn { fh, .. } = request.argument()?;
-        self.sync_through(self.ino(request), fh).await.map(|()| Answer::Done)
+        self.sync_through(request.file, fh).await.map(|()| Answer::Done)
     }
 
-    async fn sync_through(&self, ino: Ino, fh: u64) -> Result<(), Errno> {
+    async fn sync_through(&self, file: FileId, fh: u64) -> Result<(), Errno> {
         let descriptor = self.reported.borrow().get(&fh).cloned();
         let result = match descriptor {
-            Some(descriptor) => self.client.fsync_through(ino, &descriptor).await,
-            None => self.client.fsync(ino).await,
+            Some(descriptor) => self.client.fsync_through(file, &descriptor).await,
+            None => self.client.fsync(file).await,
         };
         result.map_err(|failure| errno(&failure))
     }

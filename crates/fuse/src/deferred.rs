@@ -8,7 +8,7 @@
 //! - While a file has deferred pages, only write-backs of its pages are served.
 //! - A second write-back of a page is written after the deferred data of the first one.
 
-use penstock_base::{HeldRange, HeldRanges, Ino};
+use penstock_base::{FileId, HeldRange, HeldRanges};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -18,24 +18,24 @@ const MOST_BYTES: u64 = 64 << 20;
 
 #[derive(Default)]
 pub(crate) struct Deferred {
-    taken: Rc<HeldRanges<Ino>>,
-    refused: Rc<HeldRanges<Ino>>,
+    taken: Rc<HeldRanges<FileId>>,
+    refused: Rc<HeldRanges<FileId>>,
 }
 
 /// A write-back that is done after the kernel was answered (`Taken`), or that must keep its pages because
 /// there is no memory to defer it (`Refused`). It ends when this is dropped.
 pub(crate) enum Deferral {
-    Taken(#[expect(dead_code, reason = "held until it is dropped")] HeldRange<Ino>),
-    Refused(#[expect(dead_code, reason = "held until it is dropped")] HeldRange<Ino>),
+    Taken(#[expect(dead_code, reason = "held until it is dropped")] HeldRange<FileId>),
+    Refused(#[expect(dead_code, reason = "held until it is dropped")] HeldRange<FileId>),
 }
 
 impl Deferred {
     /// Defers the write-back of these bytes, or refuses it if 64 MiB are deferred already.
-    pub(crate) fn take(&self, ino: Ino, bytes: Range<u64>) -> Deferral {
+    pub(crate) fn take(&self, file: FileId, bytes: Range<u64>) -> Deferral {
         let has_room = self.taken.bytes() + u128::from(bytes.end - bytes.start) <= u128::from(MOST_BYTES);
         match has_room {
-            true => Deferral::Taken(HeldRanges::hold(&self.taken, ino, bytes)),
-            false => Deferral::Refused(HeldRanges::hold(&self.refused, ino, bytes)),
+            true => Deferral::Taken(HeldRanges::hold(&self.taken, file, bytes)),
+            false => Deferral::Refused(HeldRanges::hold(&self.refused, file, bytes)),
         }
     }
 
@@ -45,18 +45,18 @@ impl Deferred {
     }
 
     /// Waits until no data of these bytes that was deferred before the mark is left to write.
-    pub(crate) async fn earlier(&self, mark: u64, ino: Ino, bytes: Range<u64>) {
-        self.taken.wait_for_earlier(mark, &ino, &bytes).await;
+    pub(crate) async fn earlier(&self, mark: u64, file: FileId, bytes: Range<u64>) {
+        self.taken.wait_for_earlier(mark, &file, &bytes).await;
     }
 
     /// Waits until no deferred data of these bytes is left to write.
-    pub(crate) async fn none(&self, ino: Ino, bytes: Range<u64>) {
-        self.taken.wait_for(&ino, &bytes).await;
+    pub(crate) async fn none(&self, file: FileId, bytes: Range<u64>) {
+        self.taken.wait_for(&file, &bytes).await;
     }
 
     /// True if a write-back of some of these bytes was refused and is not done yet.
-    pub(crate) fn refuses(&self, ino: Ino, bytes: &Range<u64>) -> bool {
-        self.refused.overlaps(&ino, bytes)
+    pub(crate) fn refuses(&self, file: FileId, bytes: &Range<u64>) -> bool {
+        self.refused.overlaps(&file, bytes)
     }
 }
 
@@ -67,38 +67,40 @@ mod tests {
 
     #[test]
     fn who_asks_for_deferred_pages_waits_for_them() {
-        let (deferred, ino) = (Deferred::default(), Ino(7));
-        let first = deferred.take(ino, 0..4096);
-        let second = deferred.take(ino, 8192..12_288);
-        let waits = |ino, bytes| deferred.none(ino, bytes).now_or_never().is_none();
-        assert!(waits(ino, 0..u64::MAX) && waits(ino, 4000..5000) && !waits(ino, 4096..8192));
-        assert!(!waits(Ino(8), 0..u64::MAX));
+        let (deferred, file) = (Deferred::default(), FileId::of_numbers(0, 7));
+        let first = deferred.take(file, 0..4096);
+        let second = deferred.take(file, 8192..12_288);
+        let waits = |file, bytes| deferred.none(file, bytes).now_or_never().is_none();
+        assert!(waits(file, 0..u64::MAX) && waits(file, 4000..5000) && !waits(file, 4096..8192));
+        assert!(!waits(FileId::of_numbers(0, 8), 0..u64::MAX));
         drop(first);
-        assert!(waits(ino, 0..u64::MAX) && !waits(ino, 0..4096));
+        assert!(waits(file, 0..u64::MAX) && !waits(file, 0..4096));
         drop(second);
-        assert!(!waits(ino, 0..u64::MAX));
+        assert!(!waits(file, 0..u64::MAX));
     }
 
     #[test]
     fn what_there_is_no_room_for_is_refused_until_it_is_done() {
-        let (deferred, ino) = (Deferred::default(), Ino(7));
-        let first = deferred.take(ino, 0..4096);
-        let refused = deferred.take(Ino(8), 0..MOST_BYTES);
+        let (deferred, file) = (Deferred::default(), FileId::of_numbers(0, 7));
+        let first = deferred.take(file, 0..4096);
+        let refused = deferred.take(FileId::of_numbers(0, 8), 0..MOST_BYTES);
         assert!(matches!((&first, &refused), (Deferral::Taken(_), Deferral::Refused(_))));
-        assert!(deferred.refuses(Ino(8), &(4096..8192)) && !deferred.refuses(ino, &(0..4096)));
-        assert!(deferred.none(Ino(8), 0..u64::MAX).now_or_never().is_some());
+        assert!(
+            deferred.refuses(FileId::of_numbers(0, 8), &(4096..8192)) && !deferred.refuses(file, &(0..4096))
+        );
+        assert!(deferred.none(FileId::of_numbers(0, 8), 0..u64::MAX).now_or_never().is_some());
         drop((first, refused));
-        assert!(!deferred.refuses(Ino(8), &(4096..8192)));
-        assert!(matches!(deferred.take(ino, 0..MOST_BYTES), Deferral::Taken(_)));
+        assert!(!deferred.refuses(FileId::of_numbers(0, 8), &(4096..8192)));
+        assert!(matches!(deferred.take(file, 0..MOST_BYTES), Deferral::Taken(_)));
     }
 
     #[test]
     fn a_page_that_is_written_back_again_comes_after_what_was_taken_of_it() {
-        let (deferred, ino) = (Deferred::default(), Ino(7));
-        let first = deferred.take(ino, 0..4096);
+        let (deferred, file) = (Deferred::default(), FileId::of_numbers(0, 7));
+        let first = deferred.take(file, 0..4096);
         let mark = deferred.mark();
-        let _again = deferred.take(ino, 0..4096);
-        let waits = || deferred.earlier(mark, ino, 0..4096).now_or_never().is_none();
+        let _again = deferred.take(file, 0..4096);
+        let waits = || deferred.earlier(mark, file, 0..4096).now_or_never().is_none();
         assert!(waits());
         drop(first);
         assert!(!waits());

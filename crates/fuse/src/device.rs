@@ -10,7 +10,7 @@ use crate::MAX_WRITE_BYTES;
 use crate::abi::{InHeader, OutHeader, WRITE_HEAD_BYTES, op};
 use crate::reads::InFlight;
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, FileId};
 use penstock_client::{Hold, Staged, Store};
 use penstock_worker::Readiness;
 use rustix::io::Errno;
@@ -46,6 +46,8 @@ pub(crate) struct Device(Readiness<File>);
 /// A request that was received.
 pub(crate) struct Request {
     pub(crate) header: InHeader,
+    /// The file of the node in the header. The session sets it; inode 0 if the request is about no node.
+    pub(crate) file: FileId,
     /// The bytes after the header, without the data of a WRITE.
     pub(crate) body: Vec<u8>,
     /// The data of a WRITE.
@@ -151,6 +153,7 @@ impl Device {
         let reply = Reply { device: self.clone(), unique: header.unique, open };
         Ok(Received::Request(Box::new(Request {
             header,
+            file: FileId::of_numbers(0, 0),
             body,
             data,
             hold: None,

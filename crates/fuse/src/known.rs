@@ -6,7 +6,7 @@
 //! since it last dropped all pages of the file, or a notice with it is in flight. The ends of direct writes
 //! do not count: the kernel knows them only some time after the reply.
 
-use penstock_base::{HashMap, Ino};
+use penstock_base::{FileId, HashMap};
 use std::cell::RefCell;
 
 struct Known {
@@ -28,56 +28,56 @@ impl Known {
 /// The known sizes by file, and the files by handle that may write to them.
 #[derive(Default)]
 pub(crate) struct KnownSizes {
-    files: RefCell<HashMap<Ino, Known>>,
-    handles: RefCell<HashMap<u64, Ino>>,
+    files: RefCell<HashMap<FileId, Known>>,
+    handles: RefCell<HashMap<u64, FileId>>,
 }
 
 impl KnownSizes {
     /// Records a handle that may write to a file. `bytes` is the size that the kernel knows, 0 if it may know
     /// none.
-    pub(crate) fn opened(&self, handle: u64, ino: Ino, bytes: u64) {
+    pub(crate) fn opened(&self, handle: u64, file: FileId, bytes: u64) {
         let mut files = self.files.borrow_mut();
-        let known = files.entry(ino).or_insert(Known { handles: 0, bytes: 0, drops: 0, since: 0 });
+        let known = files.entry(file).or_insert(Known { handles: 0, bytes: 0, drops: 0, since: 0 });
         known.handles += 1;
         known.reaches(bytes);
-        self.handles.borrow_mut().insert(handle, ino);
+        self.handles.borrow_mut().insert(handle, file);
     }
 
     /// Records that a handle was closed and no map of it is left.
     pub(crate) fn closed(&self, handle: u64) {
-        let Some(ino) = self.handles.borrow_mut().remove(&handle) else { return };
+        let Some(file) = self.handles.borrow_mut().remove(&handle) else { return };
         let mut files = self.files.borrow_mut();
-        let known = files.get_mut(&ino).expect("a file is known while a handle may write to it");
+        let known = files.get_mut(&file).expect("a file is known while a handle may write to it");
         known.handles -= 1;
         if known.handles == 0 {
-            files.remove(&ino);
+            files.remove(&file);
         }
     }
 
     /// Records that the kernel knows that a file has so many bytes.
-    pub(crate) fn reaches(&self, ino: Ino, bytes: u64) {
-        if let Some(known) = self.files.borrow_mut().get_mut(&ino) {
+    pub(crate) fn reaches(&self, file: FileId, bytes: u64) {
+        if let Some(known) = self.files.borrow_mut().get_mut(&file) {
             known.reaches(bytes);
         }
     }
 
     /// True if the kernel may not know this size: the file is not open for writing, or is known only up to a
     /// smaller size.
-    pub(crate) fn may_be_told(&self, ino: Ino, bytes: u64) -> bool {
-        self.of(ino).is_none_or(|known| bytes > known)
+    pub(crate) fn may_be_told(&self, file: FileId, bytes: u64) -> bool {
+        self.of(file).is_none_or(|known| bytes > known)
     }
 
     /// Like [`Self::may_be_told`], and records the size as known: on true the caller must send it.
-    pub(crate) fn tells(&self, ino: Ino, bytes: u64) -> bool {
-        let may = self.may_be_told(ino, bytes);
-        self.reaches(ino, bytes);
+    pub(crate) fn tells(&self, file: FileId, bytes: u64) -> bool {
+        let may = self.may_be_told(file, bytes);
+        self.reaches(file, bytes);
         may
     }
 
     /// The kernel begins to drop all pages of a file. Returns true if [`Self::drop_ends`] must be called.
-    pub(crate) fn drop_begins(&self, ino: Ino) -> bool {
+    pub(crate) fn drop_begins(&self, file: FileId) -> bool {
         let mut files = self.files.borrow_mut();
-        let Some(known) = files.get_mut(&ino) else { return false };
+        let Some(known) = files.get_mut(&file) else { return false };
         if known.drops == 0 {
             known.since = 0;
         }
@@ -86,10 +86,10 @@ impl KnownSizes {
     }
 
     /// The kernel has dropped the pages that it had when the drop began. With `failed` it may have kept some.
-    pub(crate) fn drop_ends(&self, ino: Ino, failed: bool) {
+    pub(crate) fn drop_ends(&self, file: FileId, failed: bool) {
         // If the file was closed meanwhile, and perhaps opened again, its record is new and has no drop
         // running.
-        if let Some(known) = self.files.borrow_mut().get_mut(&ino).filter(|known| known.drops > 0) {
+        if let Some(known) = self.files.borrow_mut().get_mut(&file).filter(|known| known.drops > 0) {
             known.drops -= 1;
             if !failed {
                 known.bytes = known.since;
@@ -98,20 +98,20 @@ impl KnownSizes {
     }
 
     /// Records the size in a reply to a change of size, which the kernel takes whatever it knew before.
-    pub(crate) fn is_cut(&self, ino: Ino, bytes: u64) {
-        if let Some(known) = self.files.borrow_mut().get_mut(&ino) {
+    pub(crate) fn is_cut(&self, file: FileId, bytes: u64) {
+        if let Some(known) = self.files.borrow_mut().get_mut(&file) {
             (known.bytes, known.since) = (bytes, bytes);
         }
     }
 
     /// True if a program of this mount may write to the file.
-    pub(crate) fn is_open_for_writing(&self, ino: Ino) -> bool {
-        self.files.borrow().contains_key(&ino)
+    pub(crate) fn is_open_for_writing(&self, file: FileId) -> bool {
+        self.files.borrow().contains_key(&file)
     }
 
     /// Returns the size that the kernel may know of a file that is open for writing. None for any other file.
-    pub(crate) fn of(&self, ino: Ino) -> Option<u64> {
-        self.files.borrow().get(&ino).map(|known| known.bytes)
+    pub(crate) fn of(&self, file: FileId) -> Option<u64> {
+        self.files.borrow().get(&file).map(|known| known.bytes)
     }
 }
 
@@ -121,43 +121,43 @@ mod tests {
 
     #[test]
     fn sizes_are_known_while_somebody_may_write() {
-        let (sizes, ino) = (KnownSizes::default(), Ino(7));
-        sizes.reaches(ino, 9);
-        assert_eq!(sizes.of(ino), None);
-        sizes.opened(1, ino, 100);
-        sizes.opened(2, ino, 90);
-        sizes.reaches(ino, 120);
-        sizes.reaches(ino, 110);
-        assert_eq!(sizes.of(ino), Some(120));
-        assert!(!sizes.may_be_told(ino, 120) && !sizes.tells(ino, 120) && sizes.tells(ino, 121));
-        assert!(!sizes.tells(ino, 121), "nobody tells it again");
-        sizes.is_cut(ino, 10);
-        assert_eq!(sizes.of(ino), Some(10));
+        let (sizes, file) = (KnownSizes::default(), FileId::of_numbers(0, 7));
+        sizes.reaches(file, 9);
+        assert_eq!(sizes.of(file), None);
+        sizes.opened(1, file, 100);
+        sizes.opened(2, file, 90);
+        sizes.reaches(file, 120);
+        sizes.reaches(file, 110);
+        assert_eq!(sizes.of(file), Some(120));
+        assert!(!sizes.may_be_told(file, 120) && !sizes.tells(file, 120) && sizes.tells(file, 121));
+        assert!(!sizes.tells(file, 121), "nobody tells it again");
+        sizes.is_cut(file, 10);
+        assert_eq!(sizes.of(file), Some(10));
         sizes.closed(1);
         sizes.closed(3);
-        assert_eq!(sizes.of(ino), Some(10));
+        assert_eq!(sizes.of(file), Some(10));
         sizes.closed(2);
-        assert_eq!(sizes.of(ino), None);
+        assert_eq!(sizes.of(file), None);
     }
 
     #[test]
     fn what_was_known_goes_with_the_pages() {
-        let (sizes, ino) = (KnownSizes::default(), Ino(7));
-        assert!(!sizes.drop_begins(ino));
-        sizes.opened(1, ino, 100);
-        assert!(sizes.drop_begins(ino));
-        sizes.reaches(ino, 30);
-        assert_eq!(sizes.of(ino), Some(100));
-        assert!(sizes.drop_begins(ino));
-        sizes.drop_ends(ino, false);
-        assert_eq!(sizes.of(ino), Some(30), "read while it dropped them");
-        sizes.drop_ends(ino, false);
-        assert_eq!(sizes.of(ino), Some(30), "the second may have passed it too");
-        assert!(sizes.drop_begins(ino));
-        sizes.drop_ends(ino, true);
-        assert_eq!(sizes.of(ino), Some(30));
-        assert!(sizes.drop_begins(ino));
-        sizes.drop_ends(ino, false);
-        assert_eq!(sizes.of(ino), Some(0));
+        let (sizes, file) = (KnownSizes::default(), FileId::of_numbers(0, 7));
+        assert!(!sizes.drop_begins(file));
+        sizes.opened(1, file, 100);
+        assert!(sizes.drop_begins(file));
+        sizes.reaches(file, 30);
+        assert_eq!(sizes.of(file), Some(100));
+        assert!(sizes.drop_begins(file));
+        sizes.drop_ends(file, false);
+        assert_eq!(sizes.of(file), Some(30), "read while it dropped them");
+        sizes.drop_ends(file, false);
+        assert_eq!(sizes.of(file), Some(30), "the second may have passed it too");
+        assert!(sizes.drop_begins(file));
+        sizes.drop_ends(file, true);
+        assert_eq!(sizes.of(file), Some(30));
+        assert!(sizes.drop_begins(file));
+        sizes.drop_ends(file, false);
+        assert_eq!(sizes.of(file), Some(0));
     }
 }

@@ -5,9 +5,9 @@ use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use penstock_base::num::to_u32;
-use penstock_base::{ErrorKind, Ino};
+use penstock_base::{ErrorKind, FileId};
 use penstock_client::{Attr, Failure};
-use penstock_wire::metadata::{DirEntry, ReadDirRequest};
+use penstock_wire::metadata::{DirEntry, ReadDirReply, ReadDirRequest};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -45,83 +45,91 @@ impl Listing {
     }
 }
 
-fn read_dir(dir: Ino, offset: u64, attributes: bool) -> ReadDirRequest {
-    ReadDirRequest { dir: dir.0, after: offset, limit: LIMIT, attributes }
+async fn read_dir(
+    session: &Session,
+    dir: FileId,
+    offset: u64,
+    attributes: bool,
+) -> Result<ReadDirReply, Failure> {
+    let request = ReadDirRequest { dir: dir.ino.0, after: offset, limit: LIMIT, attributes };
+    session.client.read_dir(dir.branch, request).await
+}
+
+/// The entries of a directory that the service does not list, behind an offset.
+fn dots(
+    dir: FileId,
+    found: &ReadDirReply,
+    offset: u64,
+) -> impl Iterator<Item = (u64, FileId, &'static [u8])> {
+    let dots = [(DOT, dir, &b"."[..]), (DOT_DOT, found.parent(), b"..")];
+    dots.into_iter().filter(move |(cookie, ..)| offset < *cookie)
 }
 
 pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let ReadIn { offset, size, .. } = request.argument()?;
-    let dir = session.ino(request);
-    let found = session.client.read_dir(read_dir(dir, offset, false)).await.map_err(|f| errno(&f))?;
+    let found = read_dir(session, request.file, offset, false).await.map_err(|failure| errno(&failure))?;
     let mut listing = Listing::new(size);
-    let dots = [(DOT, dir.0, &b"."[..]), (DOT_DOT, found.parent, b"..")];
-    let dots = dots.into_iter().filter(|(cookie, ..)| offset < *cookie);
     let mut room = true;
-    for (cookie, ino, name) in dots {
-        room = room && listing.add(&[], session.root.outer(ino), cookie, DIRECTORY, name);
+    for (cookie, file, name) in dots(request.file, &found, offset) {
+        room = room && listing.add(&[], session.nodes.shown(file), cookie, DIRECTORY, name);
     }
     for found in found.entries {
-        room = room && listing.add(&[], session.root.outer(found.ino), found.cookie, found.kind, &found.name);
+        let shown = session.nodes.shown(found.file());
+        room = room && listing.add(&[], shown, found.cookie, found.kind, &found.name);
     }
     Ok(Answer::Bytes(listing.bytes))
 }
 
 pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let ReadIn { offset, size, .. } = request.argument()?;
-    let entries =
-        list_plus(session, session.ino(request), offset).await.map_err(|failure| errno(&failure))?;
+    let mut found = read_dir(session, request.file, offset, true).await.map_err(|failure| errno(&failure))?;
+    let mut entries = Vec::with_capacity(found.entries.len());
+    for entry in std::mem::take(&mut found.entries) {
+        entries.extend(listed(session, entry).await?);
+    }
+    // From here on nothing fails: the kernel gets every lookup that is counted.
     let mut listing = Listing::new(size);
+    let mut room = true;
+    let nothing = EntryOut::default();
+    for (cookie, file, name) in dots(request.file, &found, offset) {
+        let shown = session.nodes.shown(file);
+        // The kernel takes no attributes from these two.
+        room = room && listing.add(nothing.as_bytes(), shown, cookie, DIRECTORY, name);
+    }
     for Listed { entry: found, attr } in entries {
         // Without attributes the kernel asks for them by name when a program does.
         let prefix = attr.map_or_else(EntryOut::default, |attr| {
-            session.cache.is_answered(Ino(attr.ino), attr.size);
-            entry(session.root, &attr, session.valid())
+            session.cache.is_answered(attr.file(), attr.size);
+            entry(&session.nodes, &attr, session.valid())
         });
-        let ino = session.root.outer(found.ino);
-        if !listing.add(prefix.as_bytes(), ino, found.cookie, found.kind, &found.name) {
+        let shown = session.nodes.shown(found.file());
+        if !room || !listing.add(prefix.as_bytes(), shown, found.cookie, found.kind, &found.name) {
+            // The kernel does not get this entry.
+            session.nodes.forget(prefix.nodeid, 1);
             break;
-        }
-        // The kernel takes no lookup from `.` and `..`.
-        if prefix.nodeid != 0 && found.cookie > DOT_DOT {
-            session.nodes.looked_up(Ino(found.ino));
         }
     }
     Ok(Answer::Bytes(listing.bytes))
 }
 
-/// A name with the attributes of its inode; none if they cannot be read.
+/// A name with the attributes of its file; none if they cannot be read.
 struct Listed {
     entry: DirEntry,
     attr: Option<Attr>,
 }
 
-/// Returns the entries after an offset with their attributes, `.` and `..` first.
-async fn list_plus(session: &Session, dir: Ino, offset: u64) -> Result<Vec<Listed>, Failure> {
-    let found = session.client.read_dir(read_dir(dir, offset, true)).await?;
-    let dot = |cookie, ino, name: &str| DirEntry {
-        name: name.as_bytes().to_vec(),
-        ino,
-        kind: DIRECTORY,
-        cookie,
-        attr: None,
-        branch: 0,
+/// Adds the attributes to an entry. `None` if it is gone.
+async fn listed(session: &Session, mut entry: DirEntry) -> Result<Option<Listed>, Errno> {
+    let attr = match entry.attr.take() {
+        Some(attr) => Ok(attr),
+        None => session.client.get_attr(entry.file()).await,
     };
-    let dots = [dot(DOT, dir.0, "."), dot(DOT_DOT, found.parent, "..")];
-    let dots = dots.into_iter().filter(|dot| offset < dot.cookie);
-    let mut entries = Vec::new();
-    for mut entry in dots.chain(found.entries) {
-        let attr = match entry.attr.take() {
-            Some(attr) => Ok(attr),
-            None => session.client.get_attr(Ino(entry.ino)).await,
-        };
-        match attr.map_err(|failure| (errno(&failure), failure)) {
-            Ok(attr) => entries.push(Listed { entry, attr: Some(attr) }),
-            // The inode was removed meanwhile, so the entry is gone too.
-            Err((Errno::STALE, failure)) if failure.kind != ErrorKind::Ended => {}
-            // Damage of one inode hides no other one.
-            Err((Errno::IO, _)) => entries.push(Listed { entry, attr: None }),
-            Err((_, failure)) => return Err(failure),
-        }
+    match attr.map_err(|failure| (errno(&failure), failure)) {
+        Ok(attr) => Ok(Some(Listed { entry, attr: Some(attr) })),
+        // The inode was removed meanwhile, so the entry is gone too.
+        Err((Errno::STALE, failure)) if failure.kind != ErrorKind::Ended => Ok(None),
+        // Damage of one inode hides no other one.
+        Err((Errno::IO, _)) => Ok(Some(Listed { entry, attr: None })),
+        Err((error, _)) => Err(error),
     }
-    Ok(entries)
 }

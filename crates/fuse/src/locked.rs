@@ -12,7 +12,7 @@
 //! A notice to drop pages waits for each locked page in turn. While no request is answered, the pages between
 //! them are dropped by notices of their own.
 
-use penstock_base::{HeldRange, HeldRanges, Ino};
+use penstock_base::{FileId, HeldRange, HeldRanges};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -21,32 +21,32 @@ const PAGE: u64 = 4096;
 /// The requests in flight of one mount that may have pages locked.
 #[derive(Default)]
 pub(crate) struct Locked {
-    reads: Rc<HeldRanges<Ino>>,
-    writes: Rc<HeldRanges<Ino>>,
+    reads: Rc<HeldRanges<FileId>>,
+    writes: Rc<HeldRanges<FileId>>,
 }
 
 impl Locked {
     /// Registers a READ of these bytes into pages. It has ended when the result is dropped.
-    pub(crate) fn read_begins(&self, ino: Ino, bytes: Range<u64>) -> HeldRange<Ino> {
-        HeldRanges::hold(&self.reads, ino, bytes)
+    pub(crate) fn read_begins(&self, file: FileId, bytes: Range<u64>) -> HeldRange<FileId> {
+        HeldRanges::hold(&self.reads, file, bytes)
     }
 
     /// Registers a WRITE of these bytes through pages. It has ended when the result is dropped. None if it
     /// has no page locked.
-    pub(crate) fn write_begins(&self, ino: Ino, bytes: Range<u64>) -> Option<HeldRange<Ino>> {
+    pub(crate) fn write_begins(&self, file: FileId, bytes: Range<u64>) -> Option<HeldRange<FileId>> {
         let first = match (bytes.start.is_multiple_of(PAGE), bytes.end.is_multiple_of(PAGE)) {
             (false, _) => bytes.start,
             (true, false) => bytes.end / PAGE * PAGE,
             (true, true) => return None,
         };
-        Some(HeldRanges::hold(&self.writes, ino, first..bytes.end))
+        Some(HeldRanges::hold(&self.writes, file, first..bytes.end))
     }
 
     /// Returns the pages of a file that programs may see: all but those of READs. Pages that a WRITE may have
     /// locked are ranges of their own.
-    pub(crate) fn seen(&self, ino: Ino) -> Vec<Range<u64>> {
-        let reads: Vec<Range<u64>> = self.reads.of(&ino).into_iter().map(whole_pages).collect();
-        let writes: Vec<Range<u64>> = self.writes.of(&ino).into_iter().map(whole_pages).collect();
+    pub(crate) fn seen(&self, file: FileId) -> Vec<Range<u64>> {
+        let reads: Vec<Range<u64>> = self.reads.of(&file).into_iter().map(whole_pages).collect();
+        let writes: Vec<Range<u64>> = self.writes.of(&file).into_iter().map(whole_pages).collect();
         let mut cuts = vec![0, u64::MAX];
         cuts.extend(reads.iter().chain(&writes).flat_map(|bytes| [bytes.start, bytes.end]));
         cuts.sort_unstable();
@@ -57,8 +57,8 @@ impl Locked {
 
     /// True if one of these pages may remain because a request has it locked. `held_back` means that the
     /// kernel may queue requests that the mount does not receive; then WRITEs do not count.
-    pub(crate) fn is_locked(&self, ino: Ino, pages: &Range<u64>, held_back: bool) -> bool {
-        self.reads.overlaps(&ino, pages) || !held_back && self.writes.overlaps(&ino, pages)
+    pub(crate) fn is_locked(&self, file: FileId, pages: &Range<u64>, held_back: bool) -> bool {
+        self.reads.overlaps(&file, pages) || !held_back && self.writes.overlaps(&file, pages)
     }
 }
 
@@ -89,43 +89,47 @@ mod tests {
     #[test]
     fn all_pages_are_seen_but_those_of_reads() {
         let locked = Locked::default();
-        let ino = Ino(7);
+        let file = FileId::of_numbers(0, 7);
         let seen = || -> Vec<(u64, u64)> {
-            locked.seen(ino).into_iter().map(|part| (part.start, part.end)).collect()
+            locked.seen(file).into_iter().map(|part| (part.start, part.end)).collect()
         };
         assert_eq!(seen(), [(0, u64::MAX)]);
-        let first = locked.read_begins(ino, 4096..8192);
-        let _part = locked.read_begins(ino, 20_000..20_001);
-        let same = locked.read_begins(ino, 5000..6000);
-        let _other = locked.read_begins(Ino(8), 0..1 << 20);
+        let first = locked.read_begins(file, 4096..8192);
+        let _part = locked.read_begins(file, 20_000..20_001);
+        let same = locked.read_begins(file, 5000..6000);
+        let _other = locked.read_begins(FileId::of_numbers(0, 8), 0..1 << 20);
         assert_eq!(seen(), [(0, 4096), (8192, 16_384), (20_480, u64::MAX)]);
         drop(first);
         assert_eq!(seen(), [(0, 4096), (8192, 16_384), (20_480, u64::MAX)]);
         drop(same);
         assert_eq!(seen(), [(0, 16_384), (20_480, u64::MAX)]);
-        let _to_the_end = locked.read_begins(ino, 4096..u64::MAX);
+        let _to_the_end = locked.read_begins(file, 4096..u64::MAX);
         assert_eq!(seen(), [(0, 4096)]);
     }
 
     #[test]
     fn a_write_has_at_most_what_it_fills_in_part() {
         let locked = Locked::default();
-        let (ino, page) = (Ino(7), |number: u64| number * 4096..(number + 1) * 4096);
-        assert!(locked.write_begins(ino, 4096..12_288).is_none());
+        let (file, page) = (FileId::of_numbers(0, 7), |number: u64| number * 4096..(number + 1) * 4096);
+        assert!(locked.write_begins(file, 4096..12_288).is_none());
         // Pages 1 and 2 are filled entirely.
-        let end = locked.write_begins(ino, 4096..13_000);
-        let seen: Vec<(u64, u64)> = locked.seen(ino).into_iter().map(|part| (part.start, part.end)).collect();
+        let end = locked.write_begins(file, 4096..13_000);
+        let seen: Vec<(u64, u64)> =
+            locked.seen(file).into_iter().map(|part| (part.start, part.end)).collect();
         assert_eq!(seen, [(0, 12_288), (12_288, 16_384), (16_384, u64::MAX)]);
-        let of = |number| locked.is_locked(ino, &page(number), false);
+        let of = |number| locked.is_locked(file, &page(number), false);
         assert_eq!([0, 1, 2, 3, 4].map(of), [false, false, false, true, false]);
-        assert!(!locked.is_locked(ino, &page(3), true) && !locked.is_locked(Ino(8), &page(3), false));
+        assert!(
+            !locked.is_locked(file, &page(3), true)
+                && !locked.is_locked(FileId::of_numbers(0, 8), &page(3), false)
+        );
         drop(end);
         assert!(!of(3));
         // A folio of several pages that is filled except for its beginning.
-        let _begin = locked.write_begins(ino, 5000..12_288);
+        let _begin = locked.write_begins(file, 5000..12_288);
         assert_eq!([0, 1, 2, 3].map(of), [false, true, true, false]);
-        let _read = locked.read_begins(ino, page(0));
-        assert!(locked.is_locked(ino, &page(0), true));
+        let _read = locked.read_begins(file, page(0));
+        assert!(locked.is_locked(file, &page(0), true));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::abi::{FlushIn, InterruptIn, LK_FLOCK, LkIn, LkOut, RELEASE_FLOCK_UNLO
 use crate::attr::errno;
 use crate::device::{Answer, Request};
 use crate::session::Session;
-use penstock_base::Ino;
+use penstock_base::FileId;
 use penstock_wire::metadata::{LockChange, LockRequest};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ const UNLOCK: u32 = 2;
 /// The kernel's value of the last byte of a lock that reaches to the end of the file.
 const END: u64 = i64::MAX as u64;
 
-fn lock_request(session: &Session, request: &Request, lock: &LkIn) -> Result<LockRequest, Errno> {
+fn lock_request(request: &Request, lock: &LkIn) -> Result<LockRequest, Errno> {
     let change = match lock.kind {
         READ => LockChange::Shared,
         WRITE => LockChange::Exclusive,
@@ -30,7 +30,8 @@ fn lock_request(session: &Session, request: &Request, lock: &LkIn) -> Result<Loc
         _ => return Err(Errno::INVAL),
     };
     Ok(LockRequest {
-        ino: session.ino(request).0,
+        ino: request.file.ino.0,
+        branch: request.file.branch.0,
         owner: lock.owner,
         first: lock.start,
         last: if lock.end >= END { u64::MAX } else { lock.end },
@@ -44,7 +45,7 @@ fn lock_request(session: &Session, request: &Request, lock: &LkIn) -> Result<Loc
 
 pub(crate) async fn getlk(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let lock: LkIn = request.argument()?;
-    let test = LockRequest { test: true, ..lock_request(session, request, &lock)? };
+    let test = LockRequest { test: true, ..lock_request(request, &lock)? };
     let found = session.client.lock(&test).await.map_err(|failure| errno(&failure))?;
     let (start, end, kind, pid) = match found {
         None => (0, 0, UNLOCK, 0),
@@ -58,11 +59,11 @@ pub(crate) async fn getlk(session: &Session, request: &Request) -> Result<Answer
 
 pub(crate) async fn setlk(session: &Session, request: &Request, waits: bool) -> Result<Answer, Errno> {
     let lock: LkIn = request.argument()?;
-    let wanted = lock_request(session, request, &lock)?;
+    let wanted = lock_request(request, &lock)?;
     if !wanted.flock && wanted.change() != LockChange::Unlock {
-        let ino = session.ino(request);
+        let file = request.file;
         let mut lockers = session.lockers.borrow_mut();
-        lockers.entry(lock.fh).or_insert_with(|| (ino, BTreeSet::new())).1.insert(lock.owner);
+        lockers.entry(lock.fh).or_insert_with(|| (file, BTreeSet::new())).1.insert(lock.owner);
     }
     let got = match waits && wanted.change() != LockChange::Unlock {
         false => session.client.lock(&wanted).await.map(|conflict| conflict.is_none()),
@@ -77,7 +78,7 @@ pub(crate) async fn setlk(session: &Session, request: &Request, waits: bool) -> 
     match got {
         Ok(true) => {
             if lock.kind != UNLOCK {
-                session.look_under_lock(session.ino(request)).await;
+                session.look_under_lock(request.file).await;
             }
             Ok(Answer::Done)
         }
@@ -100,15 +101,15 @@ pub(crate) fn interrupt(session: &Session, request: &Request) -> Result<Answer, 
 /// lost.
 pub(crate) async fn flush(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let FlushIn { fh, lock_owner, .. } = request.argument()?;
-    let ino = session.ino(request);
+    let file = request.file;
     // A later lock of this owner must not be dropped when a handle ends that the owner used before.
-    for (_, (_, owners)) in session.lockers.borrow_mut().iter_mut().filter(|(_, (of, _))| *of == ino) {
+    for (_, (_, owners)) in session.lockers.borrow_mut().iter_mut().filter(|(_, (of, _))| *of == file) {
         owners.remove(&lock_owner);
     }
-    let unlocked = session.client.unlock_all(ino, lock_owner, false).await;
+    let unlocked = session.client.unlock_all(file, lock_owner, false).await;
     unlocked.map_err(|failure| errno(&failure))?;
     let told = match session.reported.borrow().get(&fh) {
-        Some(descriptor) => session.client.tell_lost(ino, descriptor),
+        Some(descriptor) => session.client.tell_lost(file, descriptor),
         None => Ok(()),
     };
     told.map(|()| Answer::Done).map_err(|failure| errno(&failure))
@@ -117,22 +118,22 @@ pub(crate) async fn flush(session: &Session, request: &Request) -> Result<Answer
 /// Serves the last close of a handle.
 pub(crate) async fn release(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let ReleaseIn { fh, release_flags, lock_owner, .. } = request.argument()?;
-    let ino = session.ino(request);
+    let file = request.file;
     let owners = session.lockers.borrow_mut().remove(&fh).map(|(_, owners)| owners);
     for owner in owners.into_iter().flatten() {
-        unlock_at_end(session, ino, owner, false).await;
+        unlock_at_end(session, file, owner, false).await;
     }
     if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
-        unlock_at_end(session, ino, lock_owner, true).await;
+        unlock_at_end(session, file, lock_owner, true).await;
     }
-    session.forget_handle(fh, ino);
-    session.note_at_close(ino).await;
-    session.client.release(ino).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
+    session.forget_handle(fh, file);
+    session.note_at_close(file).await;
+    session.client.release(file).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
 }
 
-async fn unlock_at_end(session: &Session, ino: Ino, owner: u64, flock: bool) {
+async fn unlock_at_end(session: &Session, file: FileId, owner: u64, flock: bool) {
     // Nobody receives this failure, and a session that has ended has no locks.
-    if let Err(failure) = session.client.unlock_all(ino, owner, flock).await {
-        tracing::debug!(%failure, %ino, "a lock was not given up");
+    if let Err(failure) = session.client.unlock_all(file, owner, flock).await {
+        tracing::debug!(%failure, %file, "a lock was not given up");
     }
 }

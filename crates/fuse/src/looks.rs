@@ -9,48 +9,48 @@
 //! kernel last dropped all its pages. A client that changes its size takes that lease first, and then all
 //! pages are dropped.
 
-use penstock_base::{HashMap, HashSet, Ino};
+use penstock_base::{FileId, HashMap, HashSet};
 use std::cell::RefCell;
 
 /// The open files of one mount with their handle counts, and the files that are due.
 #[derive(Default)]
 pub(crate) struct Looks {
-    handles: RefCell<HashMap<Ino, u64>>,
-    due: RefCell<HashSet<Ino>>,
+    handles: RefCell<HashMap<FileId, u64>>,
+    due: RefCell<HashSet<FileId>>,
 }
 
 impl Looks {
     /// Counts a new handle. The file becomes due.
-    pub(crate) fn opened(&self, ino: Ino) {
-        *self.handles.borrow_mut().entry(ino).or_default() += 1;
-        self.due.borrow_mut().insert(ino);
+    pub(crate) fn opened(&self, file: FileId) {
+        *self.handles.borrow_mut().entry(file).or_default() += 1;
+        self.due.borrow_mut().insert(file);
     }
 
     /// Counts a closed handle. A file without handles is no longer due.
-    pub(crate) fn closed(&self, ino: Ino) {
+    pub(crate) fn closed(&self, file: FileId) {
         let mut handles = self.handles.borrow_mut();
-        let left = handles.get_mut(&ino).expect("a file is open while it has a handle");
+        let left = handles.get_mut(&file).expect("a file is open while it has a handle");
         *left -= 1;
         if *left == 0 {
-            handles.remove(&ino);
-            self.due.borrow_mut().remove(&ino);
+            handles.remove(&file);
+            self.due.borrow_mut().remove(&file);
         }
     }
 
     /// Makes an open file due, because its size may change from here on without a notice.
-    pub(crate) fn is_due(&self, ino: Ino) {
-        if self.handles.borrow().contains_key(&ino) {
-            self.due.borrow_mut().insert(ino);
+    pub(crate) fn is_due(&self, file: FileId) {
+        if self.handles.borrow().contains_key(&file) {
+            self.due.borrow_mut().insert(file);
         }
     }
 
     /// Returns true if the file was due, and takes it off the list. The caller checks it now.
-    pub(crate) fn take_one(&self, ino: Ino) -> bool {
-        self.due.borrow_mut().remove(&ino)
+    pub(crate) fn take_one(&self, file: FileId) -> bool {
+        self.due.borrow_mut().remove(&file)
     }
 
     /// Takes all files that are due off the list.
-    pub(crate) fn take(&self) -> HashSet<Ino> {
+    pub(crate) fn take(&self) -> HashSet<FileId> {
         self.due.take()
     }
 }
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn only_open_files_are_due() {
-        let (looks, one, other) = (Looks::default(), Ino(5), Ino(6));
+        let (looks, one, other) = (Looks::default(), FileId::of_numbers(0, 5), FileId::of_numbers(0, 6));
         looks.is_due(one);
         assert!(looks.take().is_empty());
         looks.opened(one);

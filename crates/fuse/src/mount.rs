@@ -3,12 +3,12 @@
 //! Root mounts directly; an ordinary user goes through fusermount3. A mount point that a killed process left
 //! behind answers ENOTCONN. It is unmounted (lazily) before the new mount, because nothing can be lost on it.
 
-use crate::attr::Root;
 use crate::cache::Cache;
 use crate::device::Device;
 use crate::guard::{Guard, connection_of};
 use crate::latency::FuseLatency;
 use crate::mounts::KIND;
+use crate::nodes::Nodes;
 use crate::probe::{Answer, Found, look, probe};
 use crate::read_ahead::{KIB, set_read_ahead};
 use crate::session::Session;
@@ -234,7 +234,9 @@ impl Mount {
         let (file, connection) = mounted.await?.map_err(failed)?;
         let device = Device::new(file).map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
-        let cache = Rc::new(Cache::new(env, Root(client.root()), copy, path, connection).map_err(failed)?);
+        let cache = Rc::new(
+            Cache::new(env, Rc::new(Nodes::new(client.root())), copy, path, connection).map_err(failed)?,
+        );
         let guard = options.guarded.then(|| Guard::new(connection, options.ends)).transpose().unwrap_or_else(
             |error| {
                 let path = path.display();

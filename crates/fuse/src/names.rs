@@ -4,7 +4,7 @@ use crate::abi::{BatchForgetIn, CreateIn, ForgetOne, MkdirIn, MknodIn, Rename2In
 use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
 use crate::session::Session;
-use penstock_base::Ino;
+use penstock_base::FileId;
 use penstock_client::{Attr, Failure};
 use penstock_wire::metadata::{MakeRequest, RenameRequest};
 use rustix::fs::{OFlags, RenameFlags};
@@ -12,18 +12,23 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 impl Session {
+    /// The file of a node that a request names beside its own.
+    pub(crate) fn file(&self, nodeid: u64) -> Result<FileId, Errno> {
+        self.nodes.file(nodeid).ok_or(Errno::STALE)
+    }
+
     fn entry(&self, result: Result<Attr, Failure>) -> Result<Answer, Errno> {
         let attr = result.map_err(|failure| errno(&failure))?;
-        self.cache.is_answered(Ino(attr.ino), attr.size);
-        self.nodes.looked_up(Ino(attr.ino));
+        self.cache.is_answered(attr.file(), attr.size);
+        let entry = entry(&self.nodes, &attr, self.valid());
         self.nodes.note(&attr);
-        Ok(Answer::of(&entry(self.root, &attr, self.valid())))
+        Ok(Answer::of(&entry))
     }
 
     /// Builds the request to create a name. `skip` bytes of arguments come before the name in the body.
     fn make_request(&self, request: &Request, skip: usize, mode: u32) -> Result<MakeRequest, Errno> {
         Ok(MakeRequest {
-            dir: self.ino(request).0,
+            dir: request.file.ino.0,
             name: request.name(skip, 0)?.to_vec(),
             mode,
             uid: request.header.uid,
@@ -33,26 +38,26 @@ impl Session {
     }
 
     pub(crate) async fn lookup(&self, request: &Request) -> Result<Answer, Errno> {
-        self.entry(self.client.lookup(self.ino(request), request.name(0, 0)?).await)
+        self.entry(self.client.lookup(request.file, request.name(0, 0)?).await)
     }
 
     pub(crate) async fn mknod(&self, request: &Request) -> Result<Answer, Errno> {
         let arguments: MknodIn = request.argument()?;
         let make = self.make_request(request, size_of::<MknodIn>(), arguments.mode)?;
         let (rdev, umask) = (arguments.rdev, arguments.umask);
-        self.entry(self.client.make(MakeRequest { rdev, umask, ..make }).await)
+        self.entry(self.client.make(request.file.branch, MakeRequest { rdev, umask, ..make }).await)
     }
 
     pub(crate) async fn mkdir(&self, request: &Request) -> Result<Answer, Errno> {
         let MkdirIn { mode, umask } = request.argument()?;
         let make = self.make_request(request, size_of::<MkdirIn>(), 0o040_000 | (mode & 0o7777))?;
-        self.entry(self.client.make(MakeRequest { umask, ..make }).await)
+        self.entry(self.client.make(request.file.branch, MakeRequest { umask, ..make }).await)
     }
 
     pub(crate) async fn symlink(&self, request: &Request) -> Result<Answer, Errno> {
         let make = self.make_request(request, 0, 0o120_777)?;
         let target = request.name(0, 1)?.to_vec();
-        self.entry(self.client.make(MakeRequest { target, ..make }).await)
+        self.entry(self.client.make(request.file.branch, MakeRequest { target, ..make }).await)
     }
 
     /// Serves CREATE, and TMPFILE (`nameless`), which creates a file without a name.
@@ -62,29 +67,29 @@ impl Session {
         let make = self.make_request(request, size_of::<CreateIn>(), 0o100_000 | (mode & 0o7777))?;
         let make = MakeRequest { open: true, nameless, umask, ..make };
         let look = self.capabilities.look(self.client.owns_all());
-        let attr = self.client.make(make).await.map_err(|failure| match errno(&failure) {
+        let made = self.client.make(request.file.branch, make).await;
+        let attr = made.map_err(|failure| match errno(&failure) {
             // Another client created the name first. ESTALE makes the kernel look it up again, and open the
             // file with its own checks.
             Errno::EXIST if !OFlags::from_bits_retain(flags).contains(OFlags::EXCL) => Errno::STALE,
             other => other,
         })?;
-        self.capabilities.note_none(look, Ino(attr.ino));
-        let mut bytes = entry(self.root, &attr, self.valid()).as_bytes().to_vec();
-        let opened = self.opened(Ino(attr.ino), flags, attr.size).await.map_err(|failure| errno(&failure))?;
-        self.nodes.looked_up(Ino(attr.ino));
+        self.capabilities.note_none(look, attr.file());
+        let opened = self.opened(attr.file(), flags, attr.size).await.map_err(|failure| errno(&failure))?;
+        let mut bytes = entry(&self.nodes, &attr, self.valid()).as_bytes().to_vec();
         self.nodes.note(&attr);
         bytes.extend_from_slice(opened.as_bytes());
         Ok(Answer::Bytes(bytes))
     }
 
     pub(crate) async fn link(&self, request: &Request) -> Result<Answer, Errno> {
-        let old = self.root.inner(request.argument::<u64>()?);
+        let old = self.file(request.argument()?)?;
         let name = request.name(size_of::<u64>(), 0)?;
-        self.entry(self.client.link(old, self.ino(request), name).await)
+        self.entry(self.client.link(old, request.file, name).await)
     }
 
     pub(crate) async fn unlink(&self, request: &Request, directory: bool) -> Result<Answer, Errno> {
-        let result = self.client.unlink(self.ino(request), request.name(0, 0)?, directory).await;
+        let result = self.client.unlink(request.file, request.name(0, 0)?, directory).await;
         self.nodes.note(&result.map_err(|failure| errno(&failure))?);
         Ok(Answer::Done)
     }
@@ -111,9 +116,9 @@ impl Session {
             return Err(Errno::INVAL);
         }
         let rename = RenameRequest {
-            dir: self.ino(request).0,
+            dir: request.file.ino.0,
             name: request.name(skip, 0)?.to_vec(),
-            new_dir: self.root.inner(new_dir).0,
+            new_dir: self.file(new_dir)?.ino.0,
             new_name: request.name(skip, 1)?.to_vec(),
             no_replace: flags.contains(RenameFlags::NOREPLACE),
             exchange: flags.contains(RenameFlags::EXCHANGE),
@@ -123,7 +128,8 @@ impl Session {
             start: 0,
             found: None,
         };
-        let replaced = self.client.rename(rename).await.map_err(|failure| errno(&failure))?;
+        let replaced =
+            self.client.rename(request.file.branch, rename).await.map_err(|failure| errno(&failure))?;
         replaced.iter().for_each(|attr| self.nodes.note(attr));
         Ok(Answer::Done)
     }
@@ -131,7 +137,7 @@ impl Session {
     /// Takes in FORGET and BATCH_FORGET, which have no reply.
     pub(crate) fn forget(&self, request: &Request) -> Result<Answer, Errno> {
         if request.header.opcode == op::FORGET {
-            self.nodes.forget(self.ino(request), request.argument()?);
+            self.nodes.forget(request.header.nodeid, request.argument()?);
             return Ok(Answer::Done);
         }
         let BatchForgetIn { count, .. } = request.argument()?;
@@ -139,7 +145,7 @@ impl Session {
         let each = forgotten.chunks_exact(size_of::<ForgetOne>()).take(count as usize);
         for bytes in each {
             let ForgetOne { nodeid, nlookup } = ForgetOne::read_from_bytes(bytes).map_err(|_| Errno::IO)?;
-            self.nodes.forget(self.root.inner(nodeid), nlookup);
+            self.nodes.forget(nodeid, nlookup);
         }
         Ok(Answer::Done)
     }

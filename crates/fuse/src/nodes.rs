@@ -1,122 +1,229 @@
-//! The inodes that the kernel knows.
+//! FUSE nodes: the files that the kernel knows, by the numbers (`nodeid`) under which it knows them.
 //!
-//! Each reply that names an inode counts one lookup of it, and a FORGET takes lookups back. As long as the
-//! count is above 0, a program may have the inode open, be in it, or hold it by `O_PATH`. So the last
-//! attributes of an inode that has lost its last name through this mount are kept until then, and answer for
-//! it once the service has dropped it. It has nothing else by then: a directory that is removed is empty and
-//! stays so, and a file is dropped only when nobody has it open.
+//! Each reply that names a file counts one lookup of its node, and a FORGET takes lookups back. As long as
+//! the count is above 0, a program may have the file open, be in it, or hold it by `O_PATH`. The node has a
+//! number of its own, because the kernel has one number where a file has two: its branch and its inode. The
+//! inode number that programs see (`st_ino`) is the file's.
+//!
+//! The last attributes of a file that has lost its last name through this mount are kept with its node, and
+//! answer for it once the service has dropped it. It has nothing else by then: a directory that is removed is
+//! empty and stays so, and a file is dropped only when nobody has it open.
 //!
 //! Invariants:
-//! - an inode is in the table exactly while the kernel knows it;
-//! - attributes are kept only for inodes in the table.
+//! - a file has a node exactly while the kernel knows it;
+//! - no number is given twice, so a late request cannot reach another file;
+//! - attributes are kept only for files that have a node.
 
-use penstock_base::{HashMap, Ino};
+use crate::abi::ROOT_ID;
+use penstock_base::{FileId, HashMap};
 use penstock_client::Attr;
 use std::cell::RefCell;
 
-/// An inode that the kernel knows.
-#[derive(Default)]
+/// A file that the kernel knows.
 struct Node {
+    file: FileId,
     /// Replies that named it, less what the kernel has forgotten; at least 1.
     lookups: u64,
     /// Its last attributes, if it has lost its last name.
     removed: Option<Box<Attr>>,
 }
 
-/// The table of inodes that the kernel knows. The root is not in it: the kernel never forgets it.
-#[derive(Default)]
-pub(crate) struct Nodes(RefCell<HashMap<Ino, Node>>);
+struct Table {
+    nodes: HashMap<u64, Node>,
+    /// The number of the node of each file.
+    numbers: HashMap<FileId, u64>,
+    /// The number that was given last.
+    last: u64,
+}
+
+/// The table of nodes. That of the root directory is always there: the kernel never forgets it.
+pub(crate) struct Nodes {
+    root: FileId,
+    table: RefCell<Table>,
+}
 
 impl Nodes {
-    /// A reply names an inode.
-    pub(crate) fn looked_up(&self, ino: Ino) {
-        let mut nodes = self.0.borrow_mut();
-        let node = nodes.entry(ino).or_default();
-        node.lookups += 1;
+    /// The table of a mount with this root directory.
+    pub(crate) fn new(root: FileId) -> Self {
+        let table = Table { nodes: HashMap::default(), numbers: HashMap::default(), last: ROOT_ID };
+        Self { root, table: RefCell::new(table) }
     }
 
-    /// The kernel has forgotten that many lookups of an inode.
-    pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
-        let mut nodes = self.0.borrow_mut();
-        let Some(node) = nodes.get_mut(&ino) else {
-            tracing::debug!(%ino, lookups, "the kernel forgets an inode that no reply named");
+    /// The file of a node; none if the kernel has forgotten it.
+    pub(crate) fn file(&self, nodeid: u64) -> Option<FileId> {
+        match nodeid {
+            ROOT_ID => Some(self.root),
+            _ => self.table.borrow().nodes.get(&nodeid).map(|node| node.file),
+        }
+    }
+
+    /// The node of a file; none if the kernel does not know the file, and therefore has nothing of it cached.
+    pub(crate) fn node(&self, file: FileId) -> Option<u64> {
+        match file == self.root {
+            true => Some(ROOT_ID),
+            false => self.table.borrow().numbers.get(&file).copied(),
+        }
+    }
+
+    /// The inode number of a file that programs see.
+    pub(crate) fn shown(&self, file: FileId) -> u64 {
+        if file == self.root { ROOT_ID } else { file.ino.0 }
+    }
+
+    /// A reply names a file. Returns the number of its node.
+    pub(crate) fn looked_up(&self, file: FileId) -> u64 {
+        if file == self.root {
+            return ROOT_ID;
+        }
+        let mut table = self.table.borrow_mut();
+        let Table { nodes, numbers, last } = &mut *table;
+        let nodeid = *numbers.entry(file).or_insert_with(|| {
+            *last += 1;
+            *last
+        });
+        let node = nodes.entry(nodeid).or_insert(Node { file, lookups: 0, removed: None });
+        assert_eq!(node.file, file, "a node is of one file");
+        node.lookups += 1;
+        nodeid
+    }
+
+    /// The kernel has forgotten that many lookups of a node.
+    pub(crate) fn forget(&self, nodeid: u64, lookups: u64) {
+        let mut table = self.table.borrow_mut();
+        let Table { nodes, numbers, .. } = &mut *table;
+        let Some(node) = nodes.get_mut(&nodeid) else {
+            if nodeid != ROOT_ID {
+                tracing::debug!(nodeid, lookups, "the kernel forgets a node that no reply named");
+            }
             return;
         };
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 {
-            nodes.remove(&ino);
+            numbers.remove(&node.file);
+            nodes.remove(&nodeid);
         }
+        assert_eq!(nodes.len(), numbers.len(), "each node has a file of its own");
     }
 
-    /// Takes in attributes that the service or a program has given an inode. Keeps them while it has no name.
+    fn with<T>(&self, file: FileId, act: impl FnOnce(&mut Node) -> T) -> Option<T> {
+        let mut table = self.table.borrow_mut();
+        let nodeid = *table.numbers.get(&file)?;
+        table.nodes.get_mut(&nodeid).map(act)
+    }
+
+    /// Takes in the attributes of a file in a reply of the service. Keeps them if it has no name, unless
+    /// newer ones are kept: a reply may be late.
     pub(crate) fn note(&self, attr: &Attr) {
-        let mut nodes = self.0.borrow_mut();
-        if let Some(node) = nodes.get_mut(&Ino(attr.ino)) {
+        let changed = |attr: &Attr| (attr.ctime.sec, attr.ctime.nsec);
+        self.with(attr.file(), |node| {
+            if node.removed.as_ref().is_some_and(|kept| changed(kept) > changed(attr)) {
+                return;
+            }
             match attr.nlink {
                 0 => node.removed = Some(Box::new(attr.clone())),
-                // A crash may bring a name back.
-                _ => node.removed = None,
+                // The same time is that of a reply from before the removal, by a coarse clock.
+                _ => _ = node.removed.take_if(|kept| changed(kept) < changed(attr)),
             }
-        }
+        });
     }
 
-    /// The last attributes of an inode that has lost its last name through this mount.
-    pub(crate) fn removed(&self, ino: Ino) -> Option<Attr> {
-        let nodes = self.0.borrow();
-        let attr = nodes.get(&ino)?.removed.as_deref().cloned()?;
-        assert_eq!((attr.ino, attr.nlink), (ino.0, 0), "attributes of a removed inode");
+    /// Keeps attributes that a program has given to a file which the service has dropped.
+    pub(crate) fn keep(&self, attr: &Attr) {
+        assert_eq!(attr.nlink, 0, "the service keeps the attributes of files with a name");
+        self.with(attr.file(), |node| node.removed = Some(Box::new(attr.clone())));
+    }
+
+    /// The last attributes of a file that has lost its last name through this mount.
+    pub(crate) fn removed(&self, file: FileId) -> Option<Attr> {
+        let attr = self.with(file, |node| node.removed.as_deref().cloned())??;
+        assert_eq!((attr.file(), attr.nlink), (file, 0), "attributes of a removed file");
         Some(attr)
     }
 
-    /// Number of inodes that the kernel knows.
+    /// Number of files that the kernel knows, without the root directory.
     #[cfg(test)]
     fn len(&self) -> usize {
-        self.0.borrow().len()
+        self.table.borrow().nodes.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_wire::metadata::Time;
 
-    fn attr(ino: u64, nlink: u32) -> Attr {
-        Attr { ino, nlink, mode: 0o040_700, ..Attr::default() }
+    const ROOT: FileId = FileId::of_numbers(0, 1 << 40);
+
+    fn file(ino: u64) -> FileId {
+        FileId::of_numbers(0, ino)
+    }
+
+    /// Attributes of a directory, last changed at this second.
+    fn attr(ino: u64, nlink: u32, changed: i64) -> Attr {
+        Attr { ino, nlink, mode: 0o040_700, ctime: Time { sec: changed, nsec: 0 }, ..Attr::default() }
     }
 
     #[test]
-    fn an_inode_is_known_until_all_its_lookups_are_forgotten() {
-        let nodes = Nodes::default();
-        for ino in [7, 7, 8] {
-            nodes.looked_up(Ino(ino));
-        }
-        nodes.forget(Ino(7), 1);
-        assert_eq!(nodes.len(), 2);
-        nodes.forget(Ino(7), 1);
-        nodes.forget(Ino(9), 1);
-        assert_eq!(nodes.len(), 1, "the last lookup of inode 7 is forgotten, and 9 was never named");
-        nodes.forget(Ino(8), 5);
+    fn a_file_has_a_node_until_all_its_lookups_are_forgotten() {
+        let nodes = Nodes::new(ROOT);
+        let (seven, eight) = (nodes.looked_up(file(7)), nodes.looked_up(file(8)));
+        assert!(seven != eight && ![seven, eight].contains(&ROOT_ID));
+        assert_eq!(nodes.looked_up(file(7)), seven, "one file has one node");
+        nodes.forget(seven, 1);
+        assert_eq!((nodes.file(seven), nodes.node(file(7)), nodes.len()), (Some(file(7)), Some(seven), 2));
+        nodes.forget(seven, 1);
+        nodes.forget(99, 1);
+        assert_eq!((nodes.file(seven), nodes.node(file(7)), nodes.len()), (None, None, 1));
+        nodes.forget(eight, 5);
         assert_eq!(nodes.len(), 0);
+        let again = nodes.looked_up(file(7));
+        assert!(![seven, eight].contains(&again), "no number is given twice");
     }
 
     #[test]
-    fn the_attributes_of_a_removed_inode_are_kept_while_the_kernel_knows_it() {
-        let nodes = Nodes::default();
-        nodes.note(&attr(7, 0));
-        assert_eq!(nodes.removed(Ino(7)), None, "the kernel does not know it");
-        nodes.looked_up(Ino(7));
-        nodes.note(&attr(7, 1));
-        assert_eq!(nodes.removed(Ino(7)), None, "it has another name");
-        nodes.note(&attr(7, 0));
-        nodes.note(&attr(7, 1));
-        assert_eq!(nodes.removed(Ino(7)), None, "it has a name again");
-        nodes.note(&Attr { mode: 0o040_500, ..attr(7, 0) });
-        nodes.note(&attr(7, 0));
-        assert_eq!(nodes.removed(Ino(7)), Some(attr(7, 0)));
-        nodes.looked_up(Ino(7));
-        nodes.forget(Ino(7), 1);
-        assert!(nodes.removed(Ino(7)).is_some());
-        nodes.forget(Ino(7), 1);
-        nodes.looked_up(Ino(7));
-        assert_eq!(nodes.removed(Ino(7)), None, "a number is not given twice, so this is a late reply");
+    fn files_of_two_branches_have_two_nodes_and_show_one_inode_number() {
+        let nodes = Nodes::new(ROOT);
+        let older = FileId::of_numbers(5, 7);
+        let (one, other) = (nodes.looked_up(file(7)), nodes.looked_up(older));
+        assert!(one != other && nodes.file(other) == Some(older));
+        assert_eq!((nodes.shown(file(7)), nodes.shown(older)), (7, 7));
+        nodes.forget(one, 1);
+        assert_eq!((nodes.node(file(7)), nodes.node(older)), (None, Some(other)));
+    }
+
+    #[test]
+    fn the_root_has_the_number_that_the_kernel_gives_it_and_is_never_forgotten() {
+        let nodes = Nodes::new(ROOT);
+        assert_eq!((nodes.file(ROOT_ID), nodes.node(ROOT), nodes.shown(ROOT)), (Some(ROOT), Some(1), 1));
+        assert_eq!(nodes.looked_up(ROOT), ROOT_ID);
+        nodes.forget(ROOT_ID, 7);
+        assert_eq!((nodes.file(ROOT_ID), nodes.len()), (Some(ROOT), 0));
+    }
+
+    #[test]
+    fn the_attributes_of_a_removed_file_are_kept_while_the_kernel_knows_it() {
+        let nodes = Nodes::new(ROOT);
+        nodes.note(&attr(7, 0, 3));
+        assert_eq!(nodes.removed(file(7)), None, "the kernel does not know it");
+        let nodeid = nodes.looked_up(file(7));
+        nodes.note(&attr(7, 1, 2));
+        assert_eq!(nodes.removed(file(7)), None, "it has another name");
+        nodes.note(&attr(7, 0, 3));
+        // Regression: a late reply from before the removal forgot them.
+        nodes.note(&attr(7, 1, 2));
+        nodes.note(&attr(7, 1, 3));
+        nodes.note(&Attr { mode: 0o040_500, ..attr(7, 0, 2) });
+        assert_eq!(nodes.removed(file(7)), Some(attr(7, 0, 3)));
+        nodes.note(&attr(7, 1, 4));
+        assert_eq!(nodes.removed(file(7)), None, "it has a name again");
+        nodes.note(&attr(7, 0, 5));
+        nodes.keep(&Attr { mode: 0o040_500, ..attr(7, 0, 1) });
+        assert_eq!(nodes.removed(file(7)).map(|attr| attr.mode), Some(0o040_500), "a program changed it");
+        nodes.looked_up(file(7));
+        nodes.forget(nodeid, 1);
+        assert!(nodes.removed(file(7)).is_some());
+        nodes.forget(nodeid, 1);
+        nodes.looked_up(file(7));
+        assert_eq!(nodes.removed(file(7)), None, "the kernel had forgotten it");
     }
 }

@@ -17,7 +17,7 @@
 //! - A read with an empty answer is answered after all reads that begin at smaller offsets and were in flight
 //!   before its answer was known. None of these waits for it, or for a lease.
 
-use penstock_base::{HashMap, Ino};
+use penstock_base::{FileId, HashMap};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -44,35 +44,35 @@ struct Refused {
 #[derive(Default)]
 pub(crate) struct Reads {
     last: Cell<u64>,
-    files: RefCell<HashMap<Ino, Vec<Read>>>,
-    refused: RefCell<HashMap<Ino, Vec<Refused>>>,
+    files: RefCell<HashMap<FileId, Vec<Read>>>,
+    refused: RefCell<HashMap<FileId, Vec<Refused>>>,
     answered: Notify,
 }
 
 /// A read in flight. It counts as answered when this is dropped.
 pub(crate) struct InFlight {
     reads: Rc<Reads>,
-    ino: Ino,
+    file: FileId,
     read: Read,
 }
 
 impl Reads {
     /// Registers a read at `offset`.
-    pub(crate) fn begins(self: &Rc<Self>, ino: Ino, offset: u64) -> InFlight {
+    pub(crate) fn begins(self: &Rc<Self>, file: FileId, offset: u64) -> InFlight {
         let read = Read { number: self.last.get() + 1, offset };
         self.last.set(read.number);
-        self.files.borrow_mut().entry(ino).or_default().push(read);
-        InFlight { reads: self.clone(), ino, read }
+        self.files.borrow_mut().entry(file).or_default().push(read);
+        InFlight { reads: self.clone(), file, read }
     }
 
     /// Returns true if a read of pages that found nothing must be refused: its pages were not refused since
     /// they were last read or dropped, and there is room to remember them.
-    pub(crate) fn refuses(&self, ino: Ino, bytes: Range<u64>) -> bool {
+    pub(crate) fn refuses(&self, file: FileId, bytes: Range<u64>) -> bool {
         let mut refused = self.refused.borrow_mut();
-        if !refused.contains_key(&ino) && refused.len() >= MOST_FILES {
+        if !refused.contains_key(&file) && refused.len() >= MOST_FILES {
             return false;
         }
-        let ranges = refused.entry(ino).or_default();
+        let ranges = refused.entry(file).or_default();
         let again = ranges.iter().any(|range| range.bytes.start < bytes.end && bytes.start < range.bytes.end);
         if !again {
             let room = ranges.len() < MOST_REFUSED;
@@ -89,7 +89,7 @@ impl Reads {
         let kept = std::mem::take(ranges).into_iter().flat_map(rest).filter(|range| !range.bytes.is_empty());
         *ranges = kept.collect();
         if ranges.is_empty() {
-            refused.remove(&ino);
+            refused.remove(&file);
         }
         false
     }
@@ -101,20 +101,20 @@ impl Reads {
 
     /// The kernel has dropped all pages of a file that it had at the mark. Forgets what was refused before
     /// that.
-    pub(crate) fn dropped(&self, ino: Ino, mark: u64) {
+    pub(crate) fn dropped(&self, file: FileId, mark: u64) {
         let mut refused = self.refused.borrow_mut();
-        if let Some(ranges) = refused.get_mut(&ino) {
+        if let Some(ranges) = refused.get_mut(&file) {
             ranges.retain(|range| range.number > mark);
             if ranges.is_empty() {
-                refused.remove(&ino);
+                refused.remove(&file);
             }
         }
     }
 
-    fn waits(&self, ino: Ino, before: u64, offset: u64) -> bool {
+    fn waits(&self, file: FileId, before: u64, offset: u64) -> bool {
         let files = self.files.borrow();
         let of = |other: &Read| other.number <= before && other.offset < offset;
-        files.get(&ino).is_some_and(|reads| reads.iter().any(of))
+        files.get(&file).is_some_and(|reads| reads.iter().any(of))
     }
 }
 
@@ -124,7 +124,7 @@ impl InFlight {
         let before = self.reads.last.get();
         loop {
             let answered = self.reads.answered.notified();
-            if !self.reads.waits(self.ino, before, self.read.offset) {
+            if !self.reads.waits(self.file, before, self.read.offset) {
                 return;
             }
             answered.await;
@@ -135,10 +135,10 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let mut files = self.reads.files.borrow_mut();
-        let reads = files.get_mut(&self.ino).expect("a read is known until it is answered");
+        let reads = files.get_mut(&self.file).expect("a read is known until it is answered");
         reads.retain(|read| read.number != self.read.number);
         if reads.is_empty() {
-            files.remove(&self.ino);
+            files.remove(&self.file);
         }
         drop(files);
         self.reads.answered.notify_waiters();
@@ -152,15 +152,15 @@ mod tests {
 
     #[test]
     fn a_read_behind_the_end_is_answered_after_those_before_it() {
-        let (reads, ino) = (Rc::new(Reads::default()), Ino(5));
-        let behind = reads.begins(ino, 16_384);
-        let over = reads.begins(ino, 0);
-        let elsewhere = reads.begins(Ino(6), 16_384);
+        let (reads, file) = (Rc::new(Reads::default()), FileId::of_numbers(0, 5));
+        let behind = reads.begins(file, 16_384);
+        let over = reads.begins(file, 0);
+        let elsewhere = reads.begins(FileId::of_numbers(0, 6), 16_384);
         assert!(over.first().now_or_never().is_some());
         assert!(elsewhere.first().now_or_never().is_some());
         let mut waits = Box::pin(behind.first());
         assert!(waits.as_mut().now_or_never().is_none());
-        let later = reads.begins(ino, 4096);
+        let later = reads.begins(file, 4096);
         drop(over);
         assert!(waits.as_mut().now_or_never().is_some(), "one that came later is not waited for");
         drop(waits);
@@ -170,23 +170,23 @@ mod tests {
 
     #[test]
     fn a_page_behind_the_end_is_refused_once() {
-        let (reads, ino) = (Reads::default(), Ino(5));
-        assert!(reads.refuses(ino, 24_576..32_768));
-        assert!(!reads.refuses(ino, 24_576..28_672), "it is read again");
-        assert!(reads.refuses(ino, 24_576..28_672), "another time it is ahead again");
-        assert!(!reads.refuses(ino, 28_672..32_768));
-        reads.dropped(ino, reads.mark());
-        assert!(reads.refuses(ino, 24_576..28_672));
+        let (reads, file) = (Reads::default(), FileId::of_numbers(0, 5));
+        assert!(reads.refuses(file, 24_576..32_768));
+        assert!(!reads.refuses(file, 24_576..28_672), "it is read again");
+        assert!(reads.refuses(file, 24_576..28_672), "another time it is ahead again");
+        assert!(!reads.refuses(file, 28_672..32_768));
+        reads.dropped(file, reads.mark());
+        assert!(reads.refuses(file, 24_576..28_672));
         for page in 100..200 {
             let at = page * 4096;
-            assert_eq!(reads.refuses(ino, at..at + 4096), page < 163, "page {page}");
+            assert_eq!(reads.refuses(file, at..at + 4096), page < 163, "page {page}");
         }
         let (reads, mark) = (Rc::new(reads), 0);
-        drop(reads.begins(ino, 0));
-        assert!(reads.refuses(Ino(6), 0..4096));
-        reads.dropped(ino, mark);
-        reads.dropped(Ino(6), mark);
-        assert!(reads.refuses(ino, 409_600..413_696), "it was dropped");
-        assert!(!reads.refuses(Ino(6), 0..4096), "refused after the mark, it may be there");
+        drop(reads.begins(file, 0));
+        assert!(reads.refuses(FileId::of_numbers(0, 6), 0..4096));
+        reads.dropped(file, mark);
+        reads.dropped(FileId::of_numbers(0, 6), mark);
+        assert!(reads.refuses(file, 409_600..413_696), "it was dropped");
+        assert!(!reads.refuses(FileId::of_numbers(0, 6), 0..4096), "refused after the mark, it may be there");
     }
 }

@@ -59,16 +59,21 @@ async fn rest(session: &Session, env: &Env) -> io::Result<()> {
 
 /// Waits until the file of a request has no deferred pages, unless the request must not wait for them.
 async fn let_in(session: &Session, request: &Request) {
-    let ino = session.ino(request);
+    let file = request.file;
     match request.header.opcode {
         op::RELEASE | op::INTERRUPT | op::FORGET | op::BATCH_FORGET | op::DESTROY => {}
         // A write-back waits only for its own pages, in `write_page`.
         op::WRITE if is_write_back(request) => {}
-        _ => session.cache.deferred.none(ino, 0..u64::MAX).await,
+        _ => session.cache.deferred.none(file, 0..u64::MAX).await,
     }
 }
 
 async fn dispatch(session: &Session, request: &mut Request) -> Result<Answer, Errno> {
+    match session.nodes.file(request.header.nodeid) {
+        Some(file) => request.file = file,
+        None if is_about_no_node(request.header.opcode) => {}
+        None => return Err(Errno::STALE),
+    }
     let _locked = session.note_locked(request);
     let_in(session, request).await;
     match request.header.opcode {
@@ -113,6 +118,12 @@ async fn dispatch(session: &Session, request: &mut Request) -> Result<Answer, Er
         // After ENOSYS the kernel does not ask again, and does without or does the work itself.
         _ => Err(Errno::NOSYS),
     }
+}
+
+/// True for a request that needs no node. The kernel sends 0 for its number, or in FORGET one that may be
+/// unknown.
+fn is_about_no_node(opcode: u32) -> bool {
+    matches!(opcode, op::INTERRUPT | op::FORGET | op::BATCH_FORGET | op::DESTROY)
 }
 
 /// True for a WRITE by which the kernel writes back pages.

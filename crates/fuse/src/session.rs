@@ -1,7 +1,7 @@
 //! The state of a FUSE session: INIT, handles, and the end of a mount.
 
 use crate::abi::{InitIn, InitInExt, InitOut, MAJOR, MINOR, OLDEST_MINOR, OpenOut, fopen, init};
-use crate::attr::{Root, VALID};
+use crate::attr::VALID;
 use crate::cache::Cache;
 use crate::capabilities::Capabilities;
 use crate::device::{Answer, Device, Request};
@@ -11,7 +11,7 @@ use crate::{CONGESTION, MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u16;
-use penstock_base::{BLOCK_BYTES, Env, HashMap, HashSet, Ino};
+use penstock_base::{BLOCK_BYTES, Env, FileId, HashMap, HashSet};
 use penstock_client::{Client, Failure, KernelCache, Purpose, Reported};
 use penstock_worker::Polling;
 use rustix::fs::OFlags;
@@ -54,19 +54,18 @@ const WANTED: u32 = init::ASYNC_READ
 /// The state of one session with the kernel.
 pub(crate) struct Session {
     pub(crate) client: Rc<Client>,
-    pub(crate) root: Root,
     /// True if the kernel sends the longer SETXATTR argument, which has flags of its own.
     pub(crate) setxattr_ext: Cell<bool>,
     pub(crate) device: Rc<Device>,
     pub(crate) cache: Rc<Cache>,
-    pub(crate) nodes: Nodes,
+    pub(crate) nodes: Rc<Nodes>,
     /// True if files that bypass the page cache may be mapped.
     maps_direct: Cell<bool>,
     last_handle: Cell<u64>,
     /// Handles that write through the page cache.
     pub(crate) writers: RefCell<HashSet<u64>>,
     /// By handle: the file, and the lock owners that locked bytes of it through that handle.
-    pub(crate) lockers: RefCell<HashMap<u64, (Ino, BTreeSet<u64>)>>,
+    pub(crate) lockers: RefCell<HashMap<u64, (FileId, BTreeSet<u64>)>>,
     /// By handle: the losses that were reported through it.
     pub(crate) reported: RefCell<HashMap<u64, Rc<Reported>>>,
     pub(crate) capabilities: Capabilities,
@@ -87,14 +86,12 @@ impl Session {
         cache: Rc<Cache>,
         latency: Rc<FuseLatency>,
     ) -> Rc<Self> {
-        let root = Root(client.root());
         Rc::new(Self {
             client,
-            root,
             setxattr_ext: Cell::new(false),
             device,
+            nodes: cache.nodes().clone(),
             cache,
-            nodes: Nodes::default(),
             maps_direct: Cell::new(false),
             last_handle: Cell::new(0),
             writers: RefCell::default(),
@@ -113,7 +110,7 @@ impl Session {
     /// meanwhile, for 5 s at most (`WRITE_BACK`).
     pub(crate) async fn write_back(&self, env: &Env) {
         let files = self.client.open_files();
-        let write_back = async |ino| self.cache.drop_pages(ino, 0..u64::MAX).await;
+        let write_back = async |file| self.cache.drop_pages(file, 0..u64::MAX).await;
         let all = stream::iter(files).for_each_concurrent(WRITTEN_BACK, write_back);
         if timeout(env, WRITE_BACK, all).await.is_none() {
             tracing::warn!("some stores through maps are not written back: it takes too long");
@@ -173,18 +170,18 @@ impl Session {
 
     /// Creates a handle for a file of `size` bytes that the kernel opened with `flags`. The result contains
     /// the caching that the kernel may use. On failure the handle is gone and the file released.
-    pub(crate) async fn opened(&self, ino: Ino, flags: u32, size: u64) -> Result<OpenOut, Failure> {
+    pub(crate) async fn opened(&self, file: FileId, flags: u32, size: u64) -> Result<OpenOut, Failure> {
         let flags = OFlags::from_bits_retain(flags);
         let handle = self.last_handle.get() + 1;
         self.last_handle.set(handle);
-        self.reported.borrow_mut().insert(handle, Rc::new(self.client.reported(ino)));
+        self.reported.borrow_mut().insert(handle, Rc::new(self.client.reported(file)));
         let mut open_flags = 0;
         let writes = flags & OFlags::ACCMODE != OFlags::RDONLY;
-        self.cache.looks.opened(ino);
+        self.cache.looks.opened(file);
         if writes {
-            let known = if self.cache.may_ignore_size(ino) { 0 } else { size };
-            self.cache.sizes.opened(handle, ino, known);
-            self.client.note_open_for_writing(ino, true);
+            let known = if self.cache.may_ignore_size(file) { 0 } else { size };
+            self.cache.sizes.opened(handle, file, known);
+            self.client.note_open_for_writing(file, true);
         }
         // A handle for writing uses the page cache only while this mount is alone, and never with O_APPEND or
         // O_DIRECT. The kernel writes at the end of the file that it knows, and keeps pages of that, but an
@@ -198,40 +195,40 @@ impl Session {
         // Beside other mounts a reader does not use pages either while a program of this mount has the file
         // open for writing. If the kernel has sent several requests for the size at once, it uses the first
         // reply and ignores the others.
-        let shared = !self.client.is_alone() && self.cache.sizes.is_open_for_writing(ino);
+        let shared = !self.client.is_alone() && self.cache.sizes.is_open_for_writing(file);
         let direct = writes || flags.contains(OFlags::DIRECT) || shared;
         if self.maps_direct.get() && !by_pages && direct {
             open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
         } else if writes {
             self.writers.borrow_mut().insert(handle);
-            self.client.note_writer(ino, true);
+            self.client.note_writer(file, true);
             if !self.client.is_alone() {
                 // Gives up an older shared lease now, while no write has a page locked.
-                if let Err(failure) = self.client.hold(ino, Purpose::Write).await {
-                    self.forget_handle(handle, ino);
-                    self.client.release(ino).await?;
+                if let Err(failure) = self.client.hold(file, Purpose::Write).await {
+                    self.forget_handle(handle, file);
+                    self.client.release(file).await?;
                     return Err(failure);
                 }
             }
         }
         // A handle that may change pages starts without pages that were read under a shared lease.
-        if self.client.keeps_pages(ino) && (!writes || self.client.is_alone()) {
+        if self.client.keeps_pages(file) && (!writes || self.client.is_alone()) {
             open_flags |= fopen::KEEP_CACHE;
         }
         Ok(OpenOut { fh: handle, open_flags, padding: 0 })
     }
 
     /// Forgets a handle and all that was noted for it.
-    pub(crate) fn forget_handle(&self, handle: u64, ino: Ino) {
+    pub(crate) fn forget_handle(&self, handle: u64, file: FileId) {
         self.reported.borrow_mut().remove(&handle);
         self.cache.sizes.closed(handle);
-        self.cache.looks.closed(ino);
-        if !self.cache.sizes.is_open_for_writing(ino) {
-            self.client.note_mapped(ino, false);
-            self.client.note_open_for_writing(ino, false);
+        self.cache.looks.closed(file);
+        if !self.cache.sizes.is_open_for_writing(file) {
+            self.client.note_mapped(file, false);
+            self.client.note_open_for_writing(file, false);
         }
         if self.writers.borrow_mut().remove(&handle) {
-            self.client.note_writer(ino, false);
+            self.client.note_writer(file, false);
         }
     }
 
@@ -239,10 +236,5 @@ impl Session {
     /// the lease, and zero while there are other mounts.
     pub(crate) fn valid(&self) -> Duration {
         if self.client.is_alone() { VALID.min(self.client.left_of_lease()) } else { Duration::ZERO }
-    }
-
-    /// Returns the inode that a request is about.
-    pub(crate) fn ino(&self, request: &Request) -> Ino {
-        self.root.inner(request.header.nodeid)
     }
 }

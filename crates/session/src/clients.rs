@@ -373,7 +373,7 @@ impl Clients {
         let mut sessions = self.sessions.borrow_mut();
         // An inode that is named twice counts once.
         let opens: BTreeMap<FileId, u64> =
-            opens.iter().map(|open| (FileId::of_numbers(open.branch, open.ino), open.count.into())).collect();
+            opens.iter().map(|open| (open.file(), open.count.into())).collect();
         for (file, count) in opens {
             changes.extend(sessions.set_opens(session, file, count).map(|before| (file, before, count)));
         }
@@ -535,7 +535,7 @@ impl Clients {
         {
             let mut leases = self.leases.borrow_mut();
             for released in &request.released {
-                leases.drop_held(session, FileId::of_numbers(released.branch, released.ino), released.grant);
+                leases.drop_held(session, released.file(), released.grant);
             }
             request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));
             request.answered.iter().for_each(|number| leases.answered(session, *number));
@@ -569,7 +569,7 @@ impl Clients {
         }
         let (reply, given_up) = self.locks.borrow_mut().change(session, request, false)?;
         if given_up {
-            self.notify_unlocked(FileId::of_numbers(request.branch, request.ino));
+            self.notify_unlocked(request.file());
         }
         Ok(reply)
     }

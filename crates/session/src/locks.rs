@@ -95,7 +95,7 @@ impl Locks {
         if request.first > request.last {
             return Err(Errno::INVAL);
         }
-        let id = FileId::of_numbers(request.branch, request.ino);
+        let id = request.file();
         let mut file = self.files.remove(&id).unwrap_or_default();
         let before = file.count();
         let result = self.change_in(&mut file, session, request, (change, granted));

@@ -1,7 +1,7 @@
 //! Message bodies of the name space, in protobuf. Field numbers never change.
 #![allow(missing_docs)]
 
-use penstock_base::Id128;
+use penstock_base::{FileId, Id128};
 use prost::Message;
 
 /// Returns the set-id bits of `mode` that must be cleared when a non-owner writes to the file or its owner
@@ -612,6 +612,33 @@ pub struct LockReply {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct EmptyReply {}
+
+macro_rules! name_files {
+    ($($message:ident),* $(,)?) => {
+        $(impl $message {
+            /// The file that this is about.
+            pub fn file(&self) -> FileId {
+                FileId::of_numbers(self.branch, self.ino)
+            }
+        })*
+    };
+}
+
+name_files!(Attr, DirEntry, FileRef, LeaseCall, LockRequest, OpenCount, ReleasedLease);
+
+impl HelloReply {
+    /// The root directory.
+    pub fn root(&self) -> FileId {
+        FileId::of_numbers(self.branch, self.root)
+    }
+}
+
+impl ReadDirReply {
+    /// The parent directory of the one that was read.
+    pub fn parent(&self) -> FileId {
+        FileId::of_numbers(self.parent_branch, self.parent)
+    }
+}
 
 /// A reply, as a client takes it.
 pub trait Reply: Message + Default {

@@ -8,7 +8,7 @@
 use penstock_array::CreateSpec;
 use penstock_array::format::descriptor::Role;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_base::{Env, Ino};
+use penstock_base::{Env, FileId};
 use penstock_client::{Client, Failure};
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
@@ -297,10 +297,10 @@ impl Machine {
     /// (`fresh.trailer`). It does not cover destage, checkpoints, rebuild and repair, for which the log is
     /// the durable copy until they are flushed themselves; strips of a chunk that another task is writing
     /// (`others`); and anything on a member that is recorded as stale.
-    pub async fn fsync(&self, ino: Ino, others: bool) -> Result<(), Failure> {
+    pub async fn fsync(&self, file: FileId, others: bool) -> Result<(), Failure> {
         // A file without unsynced writes needs no flush.
-        let marks = if self.client.is_unsynced(ino) { self.active_disks() } else { Vec::new() };
-        self.client.fsync(ino).await?;
+        let marks = if self.client.is_unsynced(file) { self.active_disks() } else { Vec::new() };
+        self.client.fsync(file).await?;
         let after = self.active_disks();
         for (disk, mark) in marks {
             if !after.iter().any(|(other, _)| Rc::ptr_eq(other, &disk)) {

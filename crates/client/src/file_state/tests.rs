@@ -140,13 +140,13 @@ fn a_state_is_kept_while_something_needs_it() {
     ];
     for (what, need, is_kept) in needs {
         let files = Files::default();
-        let held = files.get_or_make(Ino(5), state);
+        let held = files.get_or_make(FileId::of_numbers(0, 5), state);
         need(&mut held.borrow_mut());
-        files.forget_idle(Ino(5));
-        assert!(files.contains(Ino(5)), "{what}: an operation uses it");
+        files.forget_idle(FileId::of_numbers(0, 5));
+        assert!(files.contains(FileId::of_numbers(0, 5)), "{what}: an operation uses it");
         drop(held);
-        files.forget_idle(Ino(5));
-        assert_eq!(files.contains(Ino(5)), is_kept, "{what}");
+        files.forget_idle(FileId::of_numbers(0, 5));
+        assert_eq!(files.contains(FileId::of_numbers(0, 5)), is_kept, "{what}");
     }
 }
 
@@ -154,20 +154,26 @@ fn a_state_is_kept_while_something_needs_it() {
 fn files_are_found_in_order_and_forgotten_when_idle() {
     let files = Files::default();
     for ino in [9, 3, 7] {
-        files.get_or_make(Ino(ino), state).borrow_mut().wrote(ino, at(1));
+        files.get_or_make(FileId::of_numbers(0, ino), state).borrow_mut().wrote(ino, at(1));
     }
-    files.with(Ino(7), FileState::open);
-    assert_eq!(files.select(|state| state.has_unsynced_writes()), [Ino(3), Ino(7), Ino(9)]);
-    assert_eq!(files.select(|state| state.opens() > 0), [Ino(7)]);
-    let sent = files.with(Ino(3), |state| state.clone()).unwrap();
-    files.with(Ino(3), |state| state.synced(&sent));
-    [3, 7].into_iter().for_each(|ino| files.forget_idle(Ino(ino)));
-    assert!(!files.contains(Ino(3)) && files.contains(Ino(7)), "an open file stays");
-    assert_eq!(files.with(Ino(3), |_| ()), None);
+    files.with(FileId::of_numbers(0, 7), FileState::open);
+    assert_eq!(
+        files.select(|state| state.has_unsynced_writes()),
+        [FileId::of_numbers(0, 3), FileId::of_numbers(0, 7), FileId::of_numbers(0, 9)]
+    );
+    assert_eq!(files.select(|state| state.opens() > 0), [FileId::of_numbers(0, 7)]);
+    let sent = files.with(FileId::of_numbers(0, 3), |state| state.clone()).unwrap();
+    files.with(FileId::of_numbers(0, 3), |state| state.synced(&sent));
+    [3, 7].into_iter().for_each(|ino| files.forget_idle(FileId::of_numbers(0, ino)));
+    assert!(
+        !files.contains(FileId::of_numbers(0, 3)) && files.contains(FileId::of_numbers(0, 7)),
+        "an open file stays"
+    );
+    assert_eq!(files.with(FileId::of_numbers(0, 3), |_| ()), None);
     let mut seen = Vec::new();
     files.for_each(|ino, _| seen.push(ino));
     seen.sort_unstable();
-    assert_eq!(seen, [Ino(7), Ino(9)]);
+    assert_eq!(seen, [FileId::of_numbers(0, 7), FileId::of_numbers(0, 9)]);
     assert!(!files.is_empty());
 }
 

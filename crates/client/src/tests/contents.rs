@@ -1,19 +1,19 @@
 //! Reads, writes and changes of size: bytes as a plain vector has them.
 
 use super::service::{BLOCK, run};
-use penstock_base::{ErrorKind, Ino};
+use penstock_base::{Branch, ErrorKind, FileId};
 use penstock_wire::Kind;
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::SetAttrRequest;
 
-const INO: Ino = Ino(5);
+const FILE: FileId = FileId::of_numbers(0, 5);
 
 fn size(size: u64) -> SetAttrRequest {
-    SetAttrRequest { ino: INO.0, size: Some(size), ..SetAttrRequest::default() }
+    SetAttrRequest { ino: FILE.ino.0, size: Some(size), ..SetAttrRequest::default() }
 }
 
 async fn read(client: &crate::Client, offset: u64, len: u64) -> Vec<u8> {
-    let parts = client.read(INO, offset, len).await.unwrap();
+    let parts = client.read(FILE, offset, len).await.unwrap();
     parts.iter().flat_map(|part| part.to_vec()).collect()
 }
 
@@ -35,13 +35,13 @@ fn writes_change_the_bytes_that_they_cover_and_no_others() {
     ] {
         run(async |service, client| {
             let mut model = vec![1; before];
-            service.add(INO, &model);
+            service.add(FILE, &model);
             // A crash left a block behind the end.
-            service.fill(INO, (before as u64).div_ceil(BLOCK) + 1, 9);
+            service.fill(FILE, (before as u64).div_ceil(BLOCK) + 1, 9);
             let data: Vec<u8> = (0..len).map(|at| (at % 251) as u8 + 2).collect();
             model.resize(model.len().max(offset + len), 0);
             model[offset..offset + len].copy_from_slice(&data);
-            client.write(INO, offset as u64, &data).await.unwrap();
+            client.write(FILE, offset as u64, &data).await.unwrap();
             let case = format!("{len} at {offset} of {before}");
             assert_eq!(read(client, 0, 1 << 20).await, model, "{case}");
             assert_eq!(
@@ -49,8 +49,8 @@ fn writes_change_the_bytes_that_they_cover_and_no_others() {
                 model[offset..model.len().min(offset + 3)],
                 "{case}"
             );
-            client.fsync(INO).await.unwrap();
-            assert_eq!(service.bytes(INO), model, "{case}");
+            client.fsync(FILE).await.unwrap();
+            assert_eq!(service.bytes(FILE), model, "{case}");
         });
     }
 }
@@ -62,18 +62,18 @@ fn a_new_size_leaves_zeros() {
     {
         run(async |service, client| {
             let mut model = vec![3; before];
-            service.add(INO, &[]);
-            client.write(INO, 0, &model).await.unwrap();
-            let attr = client.set_attr(size(after as u64)).await.unwrap();
+            service.add(FILE, &[]);
+            client.write(FILE, 0, &model).await.unwrap();
+            let attr = client.set_attr(Branch::MAIN, size(after as u64)).await.unwrap();
             assert_eq!(attr.size, after as u64);
             model.resize(after, 0);
             assert_eq!(read(client, 0, 1 << 20).await, model, "{before} to {after}");
-            client.write(INO, 90_000, b"x").await.unwrap();
+            client.write(FILE, 90_000, b"x").await.unwrap();
             model.resize(90_000, 0);
             model.push(b'x');
             assert_eq!(read(client, 0, 1 << 20).await, model, "{before} to {after}");
-            client.fsync(INO).await.unwrap();
-            assert_eq!(service.bytes(INO), model, "{before} to {after}");
+            client.fsync(FILE).await.unwrap();
+            assert_eq!(service.bytes(FILE), model, "{before} to {after}");
         });
     }
 }
@@ -93,8 +93,8 @@ fn space_is_zeroed_and_preallocated() {
     ] {
         run(async |service, client| {
             let mut model = vec![3; 10_000];
-            service.add(INO, &model);
-            client.change_space(INO, offset, len, change, keep_size).await.unwrap();
+            service.add(FILE, &model);
+            client.change_space(FILE, offset, len, change, keep_size).await.unwrap();
             let end = (offset + len) as usize;
             if change != Reserve {
                 model[offset as usize..end.min(10_000)].fill(0);
@@ -104,14 +104,14 @@ fn space_is_zeroed_and_preallocated() {
             }
             let case = format!("{change:?} {len} at {offset}, {keep_size}");
             assert_eq!(read(client, 0, 1 << 20).await, model, "{case}");
-            client.fsync(INO).await.unwrap();
-            assert_eq!(service.bytes(INO), model, "{case}");
+            client.fsync(FILE).await.unwrap();
+            assert_eq!(service.bytes(FILE), model, "{case}");
         });
     }
     run(async |service, client| {
-        service.add(INO, &[]);
+        service.add(FILE, &[]);
         for (offset, len, errno) in [(0, 0, 0), (u64::MAX, 1, 27), (1 << 63, 1, 27)] {
-            let failed = client.change_space(INO, offset, len, Punch, true).await.unwrap_err();
+            let failed = client.change_space(FILE, offset, len, Punch, true).await.unwrap_err();
             assert_eq!((failed.kind, failed.errno), (ErrorKind::Invalid, errno), "{len} at {offset}");
         }
     });
@@ -120,8 +120,8 @@ fn space_is_zeroed_and_preallocated() {
 #[test]
 fn data_and_holes_are_found() {
     run(async |service, client| {
-        service.add(INO, &[1; 4096]);
-        client.write(INO, 40_000, b"x").await.unwrap();
+        service.add(FILE, &[1; 4096]);
+        client.write(FILE, 40_000, b"x").await.unwrap();
         for (offset, hole, expect) in [
             (0, false, Ok(0)),
             (10, true, Ok(4096)),
@@ -130,7 +130,7 @@ fn data_and_holes_are_found() {
             (40_001, false, Err(6)),
             (50_000, true, Err(6)),
         ] {
-            let found = client.seek(INO, offset, hole).await.map_err(|failure| failure.errno);
+            let found = client.seek(FILE, offset, hole).await.map_err(|failure| failure.errno);
             assert_eq!(found, expect, "from {offset}, hole {hole}");
         }
     });
@@ -139,12 +139,12 @@ fn data_and_holes_are_found() {
 #[test]
 fn appends_go_to_the_end_and_copies_stop_there() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        service.add(Ino(6), &[2; 50]);
-        assert_eq!(client.append(INO, b"abc").await.unwrap(), 100);
-        assert_eq!(client.append(INO, b"de").await.unwrap(), 103);
-        assert_eq!(client.copy((Ino(6), 10), (INO, 105), 1000).await.unwrap(), 40);
-        assert_eq!(client.copy((Ino(6), 50), (INO, 0), 10).await.unwrap(), 0);
+        service.add(FILE, &[1; 100]);
+        service.add(FileId::of_numbers(0, 6), &[2; 50]);
+        assert_eq!(client.append(FILE, b"abc").await.unwrap(), 100);
+        assert_eq!(client.append(FILE, b"de").await.unwrap(), 103);
+        assert_eq!(client.copy((FileId::of_numbers(0, 6), 10), (FILE, 105), 1000).await.unwrap(), 40);
+        assert_eq!(client.copy((FileId::of_numbers(0, 6), 50), (FILE, 0), 10).await.unwrap(), 0);
         let expected = [&[1; 100][..], b"abcde", &[2; 40]].concat();
         assert_eq!(read(client, 0, 1000).await, expected);
     });
@@ -154,42 +154,42 @@ fn appends_go_to_the_end_and_copies_stop_there() {
 fn a_size_is_sent_after_the_data_below_it() {
     use Kind::{Commit, SetAttr, Sync, Write};
     run(async |service, client| {
-        service.add(INO, &[1; 8192]);
-        client.write(INO, 8192, &[2; 4096]).await.unwrap();
+        service.add(FILE, &[1; 8192]);
+        client.write(FILE, 8192, &[2; 4096]).await.unwrap();
         assert_eq!(service.take_log(), [Write]);
-        client.fsync(INO).await.unwrap();
+        client.fsync(FILE).await.unwrap();
         let log = service.take_log();
         assert_eq!(log[..3], [Commit, SetAttr, Sync], "the file grew: {log:?}");
         // A write inside covers no new data: both are sent at the same time.
-        client.write(INO, 0, &[3; 4096]).await.unwrap();
-        client.fsync(INO).await.unwrap();
+        client.write(FILE, 0, &[3; 4096]).await.unwrap();
+        client.fsync(FILE).await.unwrap();
         let mut log = service.take_log();
         assert_eq!(log.remove(0), Write);
         log[..2].sort_by_key(|kind| *kind as u16);
         assert!(log[..2].contains(&Commit) && log[..2].contains(&SetAttr), "{log:?}");
         // A commit that fails keeps the size back.
-        client.write(INO, 12_288, &[4; 4096]).await.unwrap();
+        client.write(FILE, 12_288, &[4; 4096]).await.unwrap();
         service.fail(Commit, ErrorKind::NoSpace, 1);
         service.take_log();
-        assert_eq!(client.fsync(INO).await.unwrap_err().kind, ErrorKind::NoSpace);
-        assert!(!service.take_log().contains(&SetAttr) && client.is_unsynced(INO));
-        assert_eq!((service.attr(INO).size, client.get_attr(INO).await.unwrap().size), (12_288, 16_384));
-        client.fsync(INO).await.unwrap();
-        assert_eq!(service.attr(INO).size, 16_384);
+        assert_eq!(client.fsync(FILE).await.unwrap_err().kind, ErrorKind::NoSpace);
+        assert!(!service.take_log().contains(&SetAttr) && client.is_unsynced(FILE));
+        assert_eq!((service.attr(FILE).size, client.get_attr(FILE).await.unwrap().size), (12_288, 16_384));
+        client.fsync(FILE).await.unwrap();
+        assert_eq!(service.attr(FILE).size, 16_384);
     });
 }
 
 #[test]
 fn a_write_that_meets_a_truncation_is_repeated_on_the_new_file() {
     run(async |service, client| {
-        service.add(INO, &[1; 10_000]);
-        client.write(INO, 0, b"a").await.unwrap();
+        service.add(FILE, &[1; 10_000]);
+        client.write(FILE, 0, b"a").await.unwrap();
         // Another client truncates the file, which this one has not heard of.
-        service.change(INO, |attr| (attr.truncations, attr.size) = (7, 10));
-        service.fill(INO, 0, 5);
-        client.write(INO, 20, b"bc").await.unwrap();
-        client.fsync(INO).await.unwrap();
+        service.change(FILE, |attr| (attr.truncations, attr.size) = (7, 10));
+        service.fill(FILE, 0, 5);
+        client.write(FILE, 20, b"bc").await.unwrap();
+        client.fsync(FILE).await.unwrap();
         let expected = [&[5; 10][..], &[0; 10], b"bc"].concat();
-        assert_eq!(service.bytes(INO), expected);
+        assert_eq!(service.bytes(FILE), expected);
     });
 }

@@ -2,13 +2,13 @@
 
 use super::service::{Service, rest};
 use crate::{Client, Reported};
-use penstock_base::Ino;
+use penstock_base::FileId;
 use penstock_sim::World;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-const FILES: [Ino; 2] = [Ino(5), Ino(6)];
+const FILES: [FileId; 2] = [FileId::of_numbers(0, 5), FileId::of_numbers(0, 6)];
 const SEEDS: u64 = 200;
 const WORKERS: usize = 4;
 const STEPS: usize = 60;
@@ -22,7 +22,7 @@ struct Descriptor {
 
 /// A file as its programs know it.
 struct File {
-    ino: Ino,
+    id: FileId,
     /// The end of the appends that were acknowledged and are not lost.
     end: Cell<u64>,
     descriptors: [Descriptor; 2],
@@ -54,9 +54,9 @@ impl Model {
         match self.world.below(12) {
             0..4 => self.append(file).await,
             4..8 => self.fsync(file, &file.descriptors[usize::from(self.world.below(2) == 0)]).await,
-            8 => _ = self.service.call(file.ino.0),
+            8 => _ = self.service.call(file.id.ino.0),
             // These may fail over a crash, and report nothing that a descriptor must.
-            9 => _ = self.client.session.sync_file(file.ino).await,
+            9 => _ = self.client.session.sync_file(file.id).await,
             10 => _ = self.client.sync().await,
             _ if may_crash => self.crash(),
             _ => {}
@@ -66,7 +66,7 @@ impl Model {
     async fn append(&self, file: &File) {
         let crashes = self.counts.crashes.get();
         // After a crash meanwhile it may have been repeated, or lost: nothing is known about it.
-        if let Ok(at) = self.client.append(file.ino, &[7; 10]).await
+        if let Ok(at) = self.client.append(file.id, &[7; 10]).await
             && crashes == self.counts.crashes.get()
         {
             file.end.set(file.end.get().max(at + 10));
@@ -77,13 +77,13 @@ impl Model {
     /// descriptor owes no report.
     async fn fsync(&self, file: &File, descriptor: &Descriptor) {
         let (end, owed, crashes) = (file.end.get(), descriptor.owes.get(), self.counts.crashes.get());
-        match self.client.fsync_through(file.ino, &descriptor.reported).await {
+        match self.client.fsync_through(file.id, &descriptor.reported).await {
             Ok(()) => {
                 add_one(&self.counts.synced);
                 if crashes == self.counts.crashes.get() {
-                    let durable = self.service.durable_size(file.ino);
-                    assert!(durable >= end, "{}: {durable} of {end} bytes are durable", file.ino);
-                    assert!(!owed || !descriptor.owes.get(), "{}: a loss is not reported", file.ino);
+                    let durable = self.service.durable_size(file.id);
+                    assert!(durable >= end, "{}: {durable} of {end} bytes are durable", file.id);
+                    assert!(!owed || !descriptor.owes.get(), "{}: a loss is not reported", file.id);
                 }
             }
             Err(_) => {
@@ -97,7 +97,7 @@ impl Model {
         self.service.crash();
         add_one(&self.counts.crashes);
         for file in &self.files {
-            let left = self.service.durable_size(file.ino);
+            let left = self.service.durable_size(file.id);
             if file.end.get() > left {
                 file.end.set(left);
                 file.descriptors.iter().for_each(|descriptor| descriptor.owes.set(true));
@@ -110,19 +110,19 @@ async fn append_sync_and_crash(world: World) -> Counts {
     let service = Service::new(&world);
     let client = Client::connect(&world.env(), service.clone(), "test").await.unwrap();
     rest(&client).await;
-    for ino in FILES {
-        service.add(ino, &[]);
-        client.open(ino).await.unwrap();
-        client.open(ino).await.unwrap();
+    for file in FILES {
+        service.add(file, &[]);
+        client.open(file).await.unwrap();
+        client.open(file).await.unwrap();
     }
     service.make_durable();
     service.delay_most.set(Duration::from_millis(2));
     if world.below(2) == 0 {
         service.others_arrive();
     }
-    let files = FILES.map(|ino| {
-        let descriptor = || Descriptor { reported: client.reported(ino), owes: Cell::new(false) };
-        File { ino, end: Cell::new(0), descriptors: [descriptor(), descriptor()] }
+    let files = FILES.map(|file| {
+        let descriptor = || Descriptor { reported: client.reported(file), owes: Cell::new(false) };
+        File { id: file, end: Cell::new(0), descriptors: [descriptor(), descriptor()] }
     });
     let model = Model { world, service, client, files, counts: Counts::default() };
     let worker = async |number| {

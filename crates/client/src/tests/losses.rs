@@ -2,12 +2,12 @@
 
 use super::service::{rest, run};
 use penstock_base::env::timeout;
-use penstock_base::{ErrorKind, Ino};
+use penstock_base::{Branch, ErrorKind, FileId};
 use penstock_wire::Kind;
 use penstock_wire::metadata::{MakeRequest, RenameRequest, SetAttrRequest};
 use std::time::Duration;
 
-const INO: Ino = Ino(5);
+const FILE: FileId = FileId::of_numbers(0, 5);
 const EIO: u16 = 5;
 
 #[test]
@@ -21,22 +21,22 @@ fn an_fsync_reports_writes_that_a_restart_may_have_lost() {
         (true, true, true, false),
     ] {
         run(async |service, client| {
-            service.add(INO, &[1; 100]);
-            client.open(INO).await.unwrap();
+            service.add(FILE, &[1; 100]);
+            client.open(FILE).await.unwrap();
             if write {
-                client.write(INO, 0, b"new").await.unwrap();
+                client.write(FILE, 0, b"new").await.unwrap();
             }
             if sync_file {
-                client.session.sync_file(INO).await.unwrap();
+                client.session.sync_file(FILE).await.unwrap();
             }
             if sync {
-                client.fsync(INO).await.unwrap();
+                client.fsync(FILE).await.unwrap();
             }
             service.restart();
-            client.get_attr(INO).await.unwrap();
-            let errno = client.fsync(INO).await.err().map(|failure| failure.errno);
+            client.get_attr(FILE).await.unwrap();
+            let errno = client.fsync(FILE).await.err().map(|failure| failure.errno);
             assert_eq!(errno, lost.then_some(EIO), "write {write}, sent {sync_file}, synced {sync}");
-            assert!(client.fsync(INO).await.is_ok(), "once");
+            assert!(client.fsync(FILE).await.is_ok(), "once");
         });
     }
 }
@@ -44,67 +44,67 @@ fn an_fsync_reports_writes_that_a_restart_may_have_lost() {
 #[test]
 fn every_descriptor_reports_a_loss_once() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
-        let (first, second) = (client.reported(INO), client.reported(INO));
-        client.write(INO, 0, b"new").await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
+        let (first, second) = (client.reported(FILE), client.reported(FILE));
+        client.write(FILE, 0, b"new").await.unwrap();
         service.restart();
-        client.get_attr(INO).await.unwrap();
+        client.get_attr(FILE).await.unwrap();
         // A descriptor that is opened now reports a loss that nobody has.
-        let third = client.reported(INO);
+        let third = client.reported(FILE);
         for descriptor in [&first, &second, &third] {
-            assert_eq!(client.fsync_through(INO, descriptor).await.unwrap_err().errno, EIO);
-            client.fsync_through(INO, descriptor).await.unwrap();
+            assert_eq!(client.fsync_through(FILE, descriptor).await.unwrap_err().errno, EIO);
+            client.fsync_through(FILE, descriptor).await.unwrap();
         }
-        let fourth = client.reported(INO);
-        client.fsync_through(INO, &fourth).await.unwrap();
-        assert!(client.tell_lost(INO, &fourth).is_ok());
+        let fourth = client.reported(FILE);
+        client.fsync_through(FILE, &fourth).await.unwrap();
+        assert!(client.tell_lost(FILE, &fourth).is_ok());
     });
 }
 
 #[test]
 fn a_close_reports_a_loss_and_leaves_it_to_others() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
-        client.open(INO).await.unwrap();
-        let descriptor = client.reported(INO);
-        client.write(INO, 0, b"new").await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
+        client.open(FILE).await.unwrap();
+        let descriptor = client.reported(FILE);
+        client.write(FILE, 0, b"new").await.unwrap();
         service.restart();
-        client.get_attr(INO).await.unwrap();
-        assert_eq!(client.tell_lost(INO, &descriptor).unwrap_err().errno, EIO);
-        client.release(INO).await.unwrap();
+        client.get_attr(FILE).await.unwrap();
+        assert_eq!(client.tell_lost(FILE, &descriptor).unwrap_err().errno, EIO);
+        client.release(FILE).await.unwrap();
         assert_eq!(
-            client.tell_lost(INO, &descriptor).unwrap_err().errno,
+            client.tell_lost(FILE, &descriptor).unwrap_err().errno,
             EIO,
             "the other handle reports it too"
         );
-        client.release(INO).await.unwrap();
-        assert!(client.fsync(INO).await.is_ok(), "the last close was told");
+        client.release(FILE).await.unwrap();
+        assert!(client.fsync(FILE).await.is_ok(), "the last close was told");
     });
 }
 
 #[test]
 fn names_that_a_restart_may_have_lost_are_reported_once() {
     run(async |service, client| {
-        service.add(INO, &[]);
-        let mode = SetAttrRequest { ino: INO.0, mode: Some(0o100_600), ..SetAttrRequest::default() };
-        client.set_attr(mode.clone()).await.unwrap();
+        service.add(FILE, &[]);
+        let mode = SetAttrRequest { ino: FILE.ino.0, mode: Some(0o100_600), ..SetAttrRequest::default() };
+        client.set_attr(Branch::MAIN, mode.clone()).await.unwrap();
         client.sync().await.unwrap();
         service.restart();
-        client.get_attr(INO).await.unwrap();
+        client.get_attr(FILE).await.unwrap();
         client.sync().await.unwrap();
-        client.set_attr(mode).await.unwrap();
+        client.set_attr(Branch::MAIN, mode).await.unwrap();
         service.restart();
-        client.get_attr(INO).await.unwrap();
+        client.get_attr(FILE).await.unwrap();
         assert_eq!(client.sync().await.unwrap_err().errno, EIO);
         client.sync().await.unwrap();
         // A sync that fails leaves the change to be synced, and then to be lost.
-        client.make(MakeRequest::default()).await.unwrap();
+        client.make(Branch::MAIN, MakeRequest::default()).await.unwrap();
         service.fail(Kind::Sync, ErrorKind::Internal, 1);
         assert!(client.sync().await.is_err());
         service.restart();
-        client.get_attr(INO).await.unwrap();
+        client.get_attr(FILE).await.unwrap();
         assert_eq!(client.sync().await.unwrap_err().errno, EIO);
     });
 }
@@ -113,13 +113,13 @@ fn names_that_a_restart_may_have_lost_are_reported_once() {
 fn a_write_during_a_restart_is_repeated_under_one_start() {
     for after in 0..4 {
         run(async |service, client| {
-            service.add(INO, &[1; 100]);
+            service.add(FILE, &[1; 100]);
             // The first data requests of the new start do not know what the old one acknowledged.
             service.restart_in.set(Some(after));
-            client.write(INO, 9_000, b"new").await.unwrap();
-            client.write(INO, 20_000, b"more").await.unwrap();
-            let synced = client.fsync(INO).await;
-            let bytes = service.bytes(INO);
+            client.write(FILE, 9_000, b"new").await.unwrap();
+            client.write(FILE, 20_000, b"more").await.unwrap();
+            let synced = client.fsync(FILE).await;
+            let bytes = service.bytes(FILE);
             let has = |at: usize, part: &[u8]| bytes.get(at..at + part.len()) == Some(part);
             assert!(
                 synced.is_err() || has(9_000, b"new") && has(20_000, b"more"),
@@ -132,17 +132,17 @@ fn a_write_during_a_restart_is_repeated_under_one_start() {
 #[test]
 fn a_rename_waits_for_the_data_and_refuses_a_lost_file() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
-        client.write(INO, 0, b"new").await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
+        client.write(FILE, 0, b"new").await.unwrap();
         let rename = || RenameRequest { dir: 1, new_dir: 1, name: b"a".to_vec(), ..RenameRequest::default() };
-        client.rename(rename()).await.unwrap();
+        client.rename(Branch::MAIN, rename()).await.unwrap();
         assert!(service.take_log().contains(&Kind::Rename));
         // A start that ends during the rename makes it begin again.
         service.fail(Kind::Rename, ErrorKind::RefreshMap, 2);
-        client.rename(rename()).await.unwrap();
+        client.rename(Branch::MAIN, rename()).await.unwrap();
         service.fail(Kind::Rename, ErrorKind::RefreshMap, 1000);
-        assert_eq!(client.rename(rename()).await.unwrap_err().errno, EIO);
+        assert_eq!(client.rename(Branch::MAIN, rename()).await.unwrap_err().errno, EIO);
     });
 }
 
@@ -151,14 +151,14 @@ fn a_rename_waits_for_the_data_and_refuses_a_lost_file() {
 #[test]
 fn a_lost_page_takes_nothing_else_with_it() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
-        client.write(INO, 100, b"appended").await.unwrap();
-        client.note_lost_page(INO);
-        assert_eq!(client.fsync(INO).await.unwrap_err().errno, EIO, "the page");
-        client.fsync(INO).await.unwrap();
-        assert_eq!(service.attr(INO).size, 108);
-        assert_eq!(service.bytes(INO)[100..], *b"appended");
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
+        client.write(FILE, 100, b"appended").await.unwrap();
+        client.note_lost_page(FILE);
+        assert_eq!(client.fsync(FILE).await.unwrap_err().errno, EIO, "the page");
+        client.fsync(FILE).await.unwrap();
+        assert_eq!(service.attr(FILE).size, 108);
+        assert_eq!(service.bytes(FILE)[100..], *b"appended");
     });
 }
 
@@ -167,33 +167,33 @@ fn a_lost_page_takes_nothing_else_with_it() {
 #[test]
 fn a_file_whose_removal_is_lost_tells_what_else_is() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.write(INO, 0, b"new").await.unwrap();
-        client.unlink(Ino(1), b"a", false).await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.write(FILE, 0, b"new").await.unwrap();
+        client.unlink(FileId::of_numbers(0, 1), b"a", false).await.unwrap();
         service.restart();
         client.stat_fs().await.unwrap();
-        assert_eq!(client.session.refuse_lost(INO).unwrap_err().errno, EIO, "a rename of the file");
-        client.open(INO).await.unwrap();
-        assert_eq!(client.fsync(INO).await.unwrap_err().errno, EIO);
+        assert_eq!(client.session.refuse_lost(FILE).unwrap_err().errno, EIO, "a rename of the file");
+        client.open(FILE).await.unwrap();
+        assert_eq!(client.fsync(FILE).await.unwrap_err().errno, EIO);
     });
 }
 
 #[test]
 fn the_periodic_sync_makes_writes_durable_and_reports_nothing() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
-        client.write(INO, 0, b"new").await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
+        client.write(FILE, 0, b"new").await.unwrap();
         for _ in 0..60 {
             rest(client).await;
         }
-        assert!(!client.is_unsynced(INO) && service.bytes(INO).starts_with(b"new"));
-        client.write(INO, 0, b"two").await.unwrap();
+        assert!(!client.is_unsynced(FILE) && service.bytes(FILE).starts_with(b"new"));
+        client.write(FILE, 0, b"two").await.unwrap();
         service.restart();
         for _ in 0..60 {
             rest(client).await;
         }
-        assert_eq!(client.fsync(INO).await.unwrap_err().errno, EIO, "the loss is still to be reported");
+        assert_eq!(client.fsync(FILE).await.unwrap_err().errno, EIO, "the loss is still to be reported");
     });
 }
 
@@ -203,31 +203,31 @@ fn the_periodic_sync_makes_writes_durable_and_reports_nothing() {
 fn a_change_sent_during_a_sync_is_not_counted_as_durable() {
     for wanted_by_another in [false, true] {
         run(async |service, client| {
-            service.add(INO, &[1; 100]);
-            client.open(INO).await.unwrap();
+            service.add(FILE, &[1; 100]);
+            client.open(FILE).await.unwrap();
             if wanted_by_another {
                 service.others_arrive();
                 rest(client).await;
             }
-            client.append(INO, b"first").await.unwrap();
-            client.session.sync_file(INO).await.unwrap();
+            client.append(FILE, b"first").await.unwrap();
+            client.session.sync_file(FILE).await.unwrap();
             // A program syncs a directory, or another file.
             service.sync_reply.set(Duration::from_secs(1));
             let other = client.clone();
             let syncing = async move { other.sync().await.unwrap() };
             client.session.env().spawn("sync", Box::pin(syncing));
             rest(client).await;
-            client.append(INO, b"second").await.unwrap();
+            client.append(FILE, b"second").await.unwrap();
             match wanted_by_another {
-                true => _ = service.call(INO.0),
-                false => client.session.sync_file(INO).await.unwrap(),
+                true => _ = service.call(FILE.ino.0),
+                false => client.session.sync_file(FILE).await.unwrap(),
             }
             rest(client).await;
-            assert_eq!(service.attr(INO).size, 111, "the size was sent, after the `Sync` request");
+            assert_eq!(service.attr(FILE).size, 111, "the size was sent, after the `Sync` request");
             client.session.env().sleep(Duration::from_secs(2)).await;
             service.restart();
-            client.get_attr(INO).await.unwrap();
-            let errno = client.fsync(INO).await.err().map(|failure| failure.errno);
+            client.get_attr(FILE).await.unwrap();
+            let errno = client.fsync(FILE).await.err().map(|failure| failure.errno);
             assert_eq!(errno, Some(EIO), "by another: {wanted_by_another}");
         });
     }
@@ -237,9 +237,9 @@ fn a_change_sent_during_a_sync_is_not_counted_as_durable() {
 #[test]
 fn a_sync_reports_a_loss_that_its_own_request_meets() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
-        client.append(INO, b"second").await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
+        client.append(FILE, b"second").await.unwrap();
         service.restarts_at_sync.set(true);
         let failure = client.sync_all().await.expect_err("the service was started again before the answer");
         assert_eq!(failure.errno, EIO);
@@ -250,17 +250,17 @@ fn a_sync_reports_a_loss_that_its_own_request_meets() {
 #[test]
 fn a_sync_that_was_given_up_leaves_its_files_to_the_next() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
-        client.append(INO, b"second").await.unwrap();
-        client.session.sync_file(INO).await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
+        client.append(FILE, b"second").await.unwrap();
+        client.session.sync_file(FILE).await.unwrap();
         service.sync_reply.set(Duration::from_secs(1));
         let env = client.session.env().clone();
         assert!(timeout(&env, Duration::from_millis(500), client.sync()).await.is_none());
         service.sync_reply.set(Duration::ZERO);
-        client.fsync(INO).await.unwrap();
+        client.fsync(FILE).await.unwrap();
         service.restart();
-        client.get_attr(INO).await.unwrap();
-        client.fsync(INO).await.expect("it was durable");
+        client.get_attr(FILE).await.unwrap();
+        client.fsync(FILE).await.expect("it was durable");
     });
 }

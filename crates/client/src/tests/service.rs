@@ -2,7 +2,7 @@
 
 use crate::Client;
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, Ino, LocalBoxFuture, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, FileId, LocalBoxFuture, crc32c_blocks};
 use penstock_sim::World;
 use penstock_wire::data::{
     SpaceChange, decode_commit, decode_read, decode_seek, decode_space, decode_write, encode_found,
@@ -48,8 +48,12 @@ pub(super) struct Service {
     world: World,
     pub(super) files: RefCell<BTreeMap<u64, File>>,
     generation: Cell<u64>,
+    /// The start of the target in data replies is later by this than that of the service.
+    pub(super) target_is_ahead: Cell<u64>,
     /// The requests that changed or synced something, in order.
     pub(super) log: RefCell<Vec<Kind>>,
+    /// All requests with the branches in their headers.
+    pub(super) asked: RefCell<Vec<(Kind, u64)>>,
     /// Kinds that fail, each with the failure and the number of times.
     failures: RefCell<Vec<(Kind, Failure, u32)>>,
     /// A restart after this many more data requests.
@@ -82,7 +86,9 @@ impl Service {
             world: world.clone(),
             files: RefCell::default(),
             generation: Cell::new(1),
+            target_is_ahead: Cell::new(0),
             log: RefCell::default(),
+            asked: RefCell::default(),
             failures: RefCell::default(),
             restart_in: Cell::new(None),
             alone: Cell::new(true),
@@ -100,36 +106,36 @@ impl Service {
     }
 
     /// Adds a file of these bytes.
-    pub(super) fn add(&self, ino: Ino, bytes: &[u8]) {
+    pub(super) fn add(&self, id: FileId, bytes: &[u8]) {
         let mut file = File::default();
         for (at, part) in (0..).zip(bytes.chunks(BLOCK_BYTES)) {
             let mut block = part.to_vec();
             block.resize(BLOCK_BYTES, 0);
             file.blocks.insert(at, block);
         }
-        file.attr = Attr { ino: ino.0, size: bytes.len() as u64, nlink: 1, ..Attr::default() };
+        file.attr = Attr { ino: id.ino.0, size: bytes.len() as u64, nlink: 1, ..Attr::default() };
         file.attr.mode = 0o100_644;
         file.attr.chunk_blocks = CHUNK_BLOCKS;
-        self.files.borrow_mut().insert(ino.0, file);
+        self.files.borrow_mut().insert(id.ino.0, file);
     }
 
-    pub(super) fn bytes(&self, ino: Ino) -> Vec<u8> {
-        self.files.borrow()[&ino.0].bytes()
+    pub(super) fn bytes(&self, id: FileId) -> Vec<u8> {
+        self.files.borrow()[&id.ino.0].bytes()
     }
 
-    pub(super) fn attr(&self, ino: Ino) -> Attr {
-        self.files.borrow()[&ino.0].attr.clone()
+    pub(super) fn attr(&self, id: FileId) -> Attr {
+        self.files.borrow()[&id.ino.0].attr.clone()
     }
 
     /// Puts bytes into a block of a file, behind the back of the client.
-    pub(super) fn fill(&self, ino: Ino, block: u64, byte: u8) {
+    pub(super) fn fill(&self, id: FileId, block: u64, byte: u8) {
         let mut files = self.files.borrow_mut();
-        files.get_mut(&ino.0).unwrap().blocks.insert(block, vec![byte; BLOCK_BYTES]);
+        files.get_mut(&id.ino.0).unwrap().blocks.insert(block, vec![byte; BLOCK_BYTES]);
     }
 
     /// Changes the attributes of a file as another client does.
-    pub(super) fn change(&self, ino: Ino, change: impl FnOnce(&mut Attr)) {
-        change(&mut self.files.borrow_mut().get_mut(&ino.0).unwrap().attr);
+    pub(super) fn change(&self, id: FileId, change: impl FnOnce(&mut Attr)) {
+        change(&mut self.files.borrow_mut().get_mut(&id.ino.0).unwrap().attr);
     }
 
     /// Starts again: replies have another generation from now on, and calls are numbered anew.
@@ -153,8 +159,8 @@ impl Service {
     }
 
     /// The size of a file after a crash.
-    pub(super) fn durable_size(&self, ino: Ino) -> u64 {
-        self.durable.borrow()[&ino.0].attr.size
+    pub(super) fn durable_size(&self, id: FileId) -> u64 {
+        self.durable.borrow()[&id.ino.0].attr.size
     }
 
     /// Starts again, and this client's session is the only one that survived.
@@ -223,6 +229,7 @@ impl Service {
     async fn serve(&self, request: &Frame) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
         let kind = request.header.kind;
         let body = &request.body[..];
+        self.asked.borrow_mut().push((kind, request.header.branch));
         self.world.env().sleep(Duration::from_micros(10)).await;
         if let Some(left) = self.restart_in.get().filter(|_| matches!(kind, Kind::Write | Kind::SetAttr)) {
             self.restart_in.set(left.checked_sub(1));
@@ -282,7 +289,7 @@ impl Service {
                 let at = |block| Buf::copy_from(blocks.get(&block).unwrap_or(&zeros));
                 payload = (first..first + u64::from(read.count)).map(at).collect();
                 let crcs: Vec<u32> = payload.iter().flat_map(|part| crc32c_blocks(part)).collect();
-                encode_reply(self.generation.get(), &crcs)
+                self.data_reply(&crcs)
             }
             Kind::Write => {
                 let (write, crcs) = decode_write(body).unwrap();
@@ -297,7 +304,7 @@ impl Service {
                 for (at, block) in (first..).zip(data.chunks(BLOCK_BYTES)) {
                     file.blocks.insert(at, block.to_vec());
                 }
-                encode_reply(self.generation.get(), &[])
+                self.data_reply(&[])
             }
             Kind::Space => {
                 let space = decode_space(body).unwrap();
@@ -306,7 +313,7 @@ impl Service {
                 if space.change != SpaceChange::Reserve {
                     file.blocks.retain(|block, _| !(space.from..space.until).contains(block));
                 }
-                Vec::new()
+                self.data_reply(&[])
             }
             Kind::Seek => {
                 let seek = decode_seek(body).unwrap();
@@ -321,7 +328,7 @@ impl Service {
                 if let Some(file) = self.files.borrow_mut().get_mut(&ino.0) {
                     file.committed = file.blocks.clone();
                 }
-                Vec::new()
+                self.data_reply(&[])
             }
             Kind::Sync => {
                 if self.restarts_at_sync.take() {
@@ -335,6 +342,10 @@ impl Service {
             _ => EmptyReply {}.encode_to_vec(),
         };
         Ok((reply, payload))
+    }
+
+    fn data_reply(&self, crcs: &[u32]) -> Vec<u8> {
+        encode_reply(self.generation.get() + self.target_is_ahead.get(), crcs)
     }
 
     fn reply(&self, ino: u64) -> Result<Vec<u8>, Failure> {

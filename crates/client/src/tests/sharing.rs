@@ -2,7 +2,7 @@
 
 use super::service::{Service, rest, run};
 use crate::{Client, KernelCache, Ownership, Purpose, Staged};
-use penstock_base::{Env, ErrorKind, Ino, LocalBoxFuture};
+use penstock_base::{Env, ErrorKind, FileId, LocalBoxFuture};
 use penstock_sim::World;
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use std::cell::{Cell, RefCell};
@@ -11,28 +11,28 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-const INO: Ino = Ino(5);
-const OTHER: Ino = Ino(6);
+const FILE: FileId = FileId::of_numbers(0, 5);
+const OTHER: FileId = FileId::of_numbers(0, 6);
 const PAGE: u64 = 4096;
 
 /// A kernel that records which pages it dropped.
 #[derive(Default)]
 struct Kernel {
-    dropped: RefCell<Vec<(Ino, Range<u64>)>>,
+    dropped: RefCell<Vec<(FileId, Range<u64>)>>,
     expired: Cell<u32>,
     /// A file whose pages it drops only with a permit.
-    slow: Option<(Ino, Semaphore)>,
+    slow: Option<(FileId, Semaphore)>,
     /// Time after which its names have expired.
     names: Option<(Env, Duration)>,
 }
 
 impl KernelCache for Kernel {
-    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, file: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
-            if let Some((_, permits)) = self.slow.as_ref().filter(|(slow, _)| *slow == ino) {
+            if let Some((_, permits)) = self.slow.as_ref().filter(|(slow, _)| *slow == file) {
                 permits.acquire().await.unwrap().forget();
             }
-            self.dropped.borrow_mut().push((ino, bytes));
+            self.dropped.borrow_mut().push((file, bytes));
         })
     }
 
@@ -47,7 +47,7 @@ impl KernelCache for Kernel {
 
     fn hide_pages<'a>(
         &'a self,
-        _files: Vec<(Ino, u64)>,
+        _files: Vec<(FileId, u64)>,
         _within: Duration,
         _lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
@@ -56,9 +56,9 @@ impl KernelCache for Kernel {
 }
 
 impl Kernel {
-    /// A kernel that drops the pages of `ino` only with a permit.
-    fn slow(ino: Ino) -> Rc<Self> {
-        Rc::new(Self { slow: Some((ino, Semaphore::new(0))), ..Self::default() })
+    /// A kernel that drops the pages of `file` only with a permit.
+    fn slow(file: FileId) -> Rc<Self> {
+        Rc::new(Self { slow: Some((file, Semaphore::new(0))), ..Self::default() })
     }
 
     /// Lets it drop the pages of the slow file from now on.
@@ -82,17 +82,17 @@ async fn until_alone(client: &Client) {
 /// The client's mount ends and all other clients leave, then a program opens the file through the next mount.
 async fn mount_again_alone(service: &Service, client: &Client) {
     client.set_kernel_cache(None);
-    client.release(INO).await.unwrap();
+    client.release(FILE).await.unwrap();
     client.leave().await.unwrap();
     service.become_alone();
     until_alone(client).await;
-    client.open(INO).await.unwrap();
+    client.open(FILE).await.unwrap();
 }
 
 /// Appends 20,000 times, with a pause between. Returns the size afterwards; `size` is that before.
 async fn append_often(client: &Client, mut size: u64, pause: Duration) -> u64 {
     for number in 0..20_000 {
-        let at = client.append(INO, &[7; 100]).await.unwrap();
+        let at = client.append(FILE, &[7; 100]).await.unwrap();
         assert_eq!(at, size, "append {number} found an earlier end");
         size = at + 100;
         client.session.env().sleep(pause).await;
@@ -105,17 +105,17 @@ fn a_client_that_is_not_alone_any_more_syncs_and_drops_its_pages() {
     run(async |service, client| {
         let kernel = Rc::new(Kernel::default());
         client.set_kernel_cache(Some(kernel.clone()));
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
-        client.write(INO, 0, b"new").await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
+        client.write(FILE, 0, b"new").await.unwrap();
         share(service, client).await;
-        assert!(service.bytes(INO).starts_with(b"new"), "the other client reads it");
-        assert_eq!(*kernel.dropped.borrow(), [(INO, 0..u64::MAX)]);
+        assert!(service.bytes(FILE).starts_with(b"new"), "the other client reads it");
+        assert_eq!(*kernel.dropped.borrow(), [(FILE, 0..u64::MAX)]);
         assert_eq!((kernel.expired.get(), client.was_shared()), (1, true));
         assert_eq!(*service.answered.borrow(), [(1, true)]);
         // The state is fetched again: the other client has made the file longer.
-        service.change(INO, |attr| attr.size = 300);
-        assert_eq!(client.hold(INO, Purpose::Read).await.unwrap().size().await.unwrap(), 300);
+        service.change(FILE, |attr| attr.size = 300);
+        assert_eq!(client.hold(FILE, Purpose::Read).await.unwrap().size().await.unwrap(), 300);
     });
 }
 
@@ -124,41 +124,41 @@ fn a_lease_that_is_revoked_goes_after_its_users() {
     run(async |service, client| {
         let kernel = Rc::new(Kernel::default());
         client.set_kernel_cache(Some(kernel.clone()));
-        service.add(INO, &[1; 100]);
+        service.add(FILE, &[1; 100]);
         share(service, client).await;
-        let hold = client.hold(INO, Purpose::Write).await.unwrap();
+        let hold = client.hold(FILE, Purpose::Write).await.unwrap();
         hold.writer().await.write(0, Staged::of(0, b"new")).await.unwrap();
-        assert!(client.owns(INO).is_some() && client.owns_all().is_none());
-        let number = service.call(INO.0);
+        assert!(client.owns(FILE).is_some() && client.owns_all().is_none());
+        let number = service.call(FILE.ino.0);
         rest(client).await;
         let is_answered = || service.answered.borrow().iter().any(|(answered, _)| *answered == number);
-        assert!(!is_answered() && client.owns(INO).is_none(), "an operation uses it");
+        assert!(!is_answered() && client.owns(FILE).is_none(), "an operation uses it");
         hold.serves(0..PAGE);
         drop(hold);
         rest(client).await;
-        assert!(is_answered() && service.bytes(INO).starts_with(b"new"));
+        assert!(is_answered() && service.bytes(FILE).starts_with(b"new"));
         // All pages once, and then those that were served meanwhile.
-        assert_eq!(*kernel.dropped.borrow(), [(INO, 0..u64::MAX), (INO, 0..PAGE)]);
+        assert_eq!(*kernel.dropped.borrow(), [(FILE, 0..u64::MAX), (FILE, 0..PAGE)]);
         // The next operation asks for another lease.
-        client.read(INO, 0, 3).await.unwrap();
+        client.read(FILE, 0, 3).await.unwrap();
     });
 }
 
 #[test]
 fn writes_that_cannot_be_synced_are_lost_with_the_lease() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
         share(service, client).await;
-        client.write(INO, 0, b"new").await.unwrap();
+        client.write(FILE, 0, b"new").await.unwrap();
         service.fail(Kind::Commit, ErrorKind::NoSpace, 1000);
-        let number = service.call(INO.0);
+        let number = service.call(FILE.ino.0);
         client.session.env().sleep(Duration::from_secs(11)).await;
         rest(client).await;
         assert!(service.answered.borrow().contains(&(number, false)), "the other client hears of it");
         service.fail(Kind::Commit, ErrorKind::NoSpace, 0);
-        assert_eq!(client.fsync(INO).await.unwrap_err().errno, 5);
-        client.fsync(INO).await.unwrap();
+        assert_eq!(client.fsync(FILE).await.unwrap_err().errno, 5);
+        client.fsync(FILE).await.unwrap();
     });
 }
 
@@ -167,22 +167,22 @@ fn a_direct_write_is_acknowledged_after_older_pages_are_gone() {
     run(async |service, client| {
         let kernel = Rc::new(Kernel::default());
         client.set_kernel_cache(Some(kernel.clone()));
-        service.add(INO, &[1; 8192]);
-        client.open(INO).await.unwrap();
-        client.note_open_for_writing(INO, true);
-        let hold = client.hold(INO, Purpose::Write).await.unwrap();
+        service.add(FILE, &[1; 8192]);
+        client.open(FILE).await.unwrap();
+        client.note_open_for_writing(FILE, true);
+        let hold = client.hold(FILE, Purpose::Write).await.unwrap();
         let unseen = hold.writer().await.write_direct(0, Staged::of(0, b"one")).await.unwrap();
         assert!(unseen.is_none(), "the kernel has read nothing");
         hold.reader().await.read_pages(0, PAGE).await.unwrap();
         let unseen = hold.writer().await.write_direct(1, Staged::of(1, b"two")).await.unwrap();
-        assert!(client.has_unseen_writes(INO));
+        assert!(client.has_unseen_writes(FILE));
         // The kernel writes an older page back, which must not undo the write.
-        let page = client.hold(INO, Purpose::Page).await.unwrap();
+        let page = client.hold(FILE, Purpose::Page).await.unwrap();
         page.writer().await.write_page(0, Staged::of(0, &[9; 4096])).await.unwrap();
         let store = hold.drop_old_pages(unseen.unwrap()).await;
-        assert_eq!((store.bytes(), &kernel.dropped.borrow()[..]), (1..4, &[(INO, 1..4)][..]));
-        assert!(!client.has_unseen_writes(INO));
-        let found = penstock_base::buf::gather(&client.read(INO, 0, 5).await.unwrap());
+        assert_eq!((store.bytes(), &kernel.dropped.borrow()[..]), (1..4, &[(FILE, 1..4)][..]));
+        assert!(!client.has_unseen_writes(FILE));
+        let found = penstock_base::buf::gather(&client.read(FILE, 0, 5).await.unwrap());
         assert_eq!(found[..], [9, b't', b'w', b'o', 9]);
     });
 }
@@ -190,28 +190,28 @@ fn a_direct_write_is_acknowledged_after_older_pages_are_gone() {
 #[test]
 fn a_page_behind_the_end_is_not_written_back() {
     run(async |service, client| {
-        service.add(INO, &[1; 5000]);
-        let hold = client.hold(INO, Purpose::Page).await.unwrap();
+        service.add(FILE, &[1; 5000]);
+        let hold = client.hold(FILE, Purpose::Page).await.unwrap();
         for offset in [4096, 8192] {
             hold.writer().await.write_page(offset, Staged::of(offset, &[7; 4096])).await.unwrap();
         }
         drop(hold);
-        client.fsync(INO).await.unwrap();
+        client.fsync(FILE).await.unwrap();
         let expected = [vec![1; 4096], vec![7; 904]].concat();
-        assert_eq!(service.bytes(INO), expected, "the file does not grow");
+        assert_eq!(service.bytes(FILE), expected, "the file does not grow");
     });
 }
 
 /// The service starts again while the client gives up everything for a call of the start before.
 #[test]
 fn an_answer_to_an_earlier_start_is_none_to_the_present_one() {
-    const LATE: Ino = Ino(6);
+    const LATE: FileId = FileId::of_numbers(0, 6);
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
+        service.add(FILE, &[1; 100]);
         service.add(LATE, &[1; 100]);
-        client.open(INO).await.unwrap();
+        client.open(FILE).await.unwrap();
         client.open(LATE).await.unwrap();
-        client.write(INO, 0, b"new").await.unwrap();
+        client.write(FILE, 0, b"new").await.unwrap();
         service.fail(Kind::Commit, ErrorKind::NoSpace, 5);
         // Number 1: as the first call that a restart makes to the first session.
         service.others_arrive();
@@ -234,13 +234,13 @@ fn an_answer_to_an_earlier_start_is_none_to_the_present_one() {
 #[test]
 fn a_call_of_an_earlier_start_voids_no_grant_of_the_present_one() {
     run(async |service, client| {
-        let files: Vec<Ino> = (100..180).map(Ino).collect();
-        files.iter().for_each(|ino| service.add(*ino, &[1; 100]));
+        let files: Vec<FileId> = (100..180).map(|ino| FileId::of_numbers(0, ino)).collect();
+        files.iter().for_each(|file| service.add(*file, &[1; 100]));
         share(service, client).await;
         service.next_grant.set(10_000);
-        for ino in &files {
-            client.open(*ino).await.unwrap();
-            client.write(*ino, 0, b"new").await.unwrap();
+        for file in &files {
+            client.open(*file).await.unwrap();
+            client.write(*file, 0, b"new").await.unwrap();
         }
         // All are given up, 64 at a time, and the first ones take a while.
         service.fail(Kind::Commit, ErrorKind::NoSpace, 64 * 3);
@@ -249,11 +249,11 @@ fn a_call_of_an_earlier_start_voids_no_grant_of_the_present_one() {
         service.restart();
         service.next_grant.set(1);
         client.session.env().sleep(Duration::from_secs(20)).await;
-        for ino in &files {
+        for file in &files {
             let before = service.next_grant.get();
-            client.write(*ino, 0, b"again").await.unwrap();
+            client.write(*file, 0, b"again").await.unwrap();
             let asked = service.next_grant.get() - before;
-            assert!(asked <= 1, "inode {ino}: the service was asked {asked} times for a lease");
+            assert!(asked <= 1, "inode {file}: the service was asked {asked} times for a lease");
         }
     });
 }
@@ -263,26 +263,26 @@ fn a_call_of_an_earlier_start_voids_no_grant_of_the_present_one() {
 #[test]
 fn a_revocation_of_an_earlier_start_loses_no_write_of_the_present_one() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
         share(service, client).await;
-        client.write(INO, 0, b"new").await.unwrap();
+        client.write(FILE, 0, b"new").await.unwrap();
         // The first attempt at a sync fails, and the next one follows after 200 ms.
         service.fail(Kind::Commit, ErrorKind::NoSpace, 1);
-        service.call(INO.0);
+        service.call(FILE.ino.0);
         rest(client).await;
         service.restart_alone();
         until_alone(client).await;
         // The restart loses the write that was not synced, and that is told.
-        client.fsync(INO).await.unwrap_err();
-        client.fsync(INO).await.unwrap();
+        client.fsync(FILE).await.unwrap_err();
+        client.fsync(FILE).await.unwrap();
         // A program appends all the time.
-        let size = client.hold(INO, Purpose::Read).await.unwrap().size().await.unwrap();
+        let size = client.hold(FILE, Purpose::Read).await.unwrap().size().await.unwrap();
         let size = append_often(client, size, Duration::ZERO).await;
-        let synced = client.fsync(INO).await;
-        let zeros = service.bytes(INO)[100..].iter().filter(|byte| **byte != 7).count();
+        let synced = client.fsync(FILE).await;
+        let zeros = service.bytes(FILE)[100..].iter().filter(|byte| **byte != 7).count();
         assert_eq!((zeros, synced), (0, Ok(())), "bytes that are not what was appended, and the fsync");
-        assert_eq!(service.attr(INO).size, size);
+        assert_eq!(service.attr(FILE).size, size);
     });
 }
 
@@ -292,24 +292,24 @@ fn a_revocation_of_an_earlier_start_loses_no_write_of_the_present_one() {
 fn what_was_written_at_the_present_start_is_not_counted_as_lost() {
     for everything in [false, true] {
         run(async |service, client| {
-            service.add(INO, &[1; 100]);
-            client.open(INO).await.unwrap();
+            service.add(FILE, &[1; 100]);
+            client.open(FILE).await.unwrap();
             share(service, client).await;
-            client.write(INO, 0, b"new").await.unwrap();
+            client.write(FILE, 0, b"new").await.unwrap();
             service.fail(Kind::Commit, ErrorKind::NoSpace, 80);
-            service.call(if everything { 0 } else { INO.0 });
+            service.call(if everything { 0 } else { FILE.ino.0 });
             rest(client).await;
             service.restart_alone();
             until_alone(client).await;
             // The loss at the restart is told, and counts once.
-            let told = client.reported(INO);
-            client.session.files().with(INO, |state| state.reported());
-            client.write(INO, 200, b"newer").await.unwrap();
+            let told = client.reported(FILE);
+            client.session.files().with(FILE, |state| state.reported());
+            client.write(FILE, 200, b"newer").await.unwrap();
             client.session.env().sleep(Duration::from_secs(30)).await;
             service.heal();
-            let synced = client.fsync(INO).await;
+            let synced = client.fsync(FILE).await;
             assert_eq!(synced, Ok(()), "everything: {everything}, told {told:?}");
-            assert_eq!(&service.bytes(INO)[200..205], b"newer");
+            assert_eq!(&service.bytes(FILE)[200..205], b"newer");
         });
     }
 }
@@ -318,15 +318,15 @@ fn what_was_written_at_the_present_start_is_not_counted_as_lost() {
 /// next: what the kernel reads from then on is dropped when another client arrives.
 #[test]
 fn pages_of_the_present_time_alone_outlive_no_call_of_an_earlier_start() {
-    const LATE: Ino = Ino(6);
+    const LATE: FileId = FileId::of_numbers(0, 6);
     run(async |service, client| {
-        let kernel = Kernel::slow(INO);
+        let kernel = Kernel::slow(FILE);
         client.set_kernel_cache(Some(kernel.clone()));
-        service.add(INO, &[1; 100]);
+        service.add(FILE, &[1; 100]);
         service.add(LATE, &[1; 100]);
-        client.open(INO).await.unwrap();
+        client.open(FILE).await.unwrap();
         // An operation runs while another client arrives.
-        let operation = client.hold(INO, Purpose::Read).await.unwrap();
+        let operation = client.hold(FILE, Purpose::Read).await.unwrap();
         service.others_arrive();
         rest(client).await;
         assert!(!client.is_alone());
@@ -348,7 +348,7 @@ fn pages_of_the_present_time_alone_outlive_no_call_of_an_earlier_start() {
         rest(client).await;
         assert!(!client.is_alone() && !service.answered.borrow().is_empty());
         assert!(
-            kernel.dropped.borrow().iter().any(|(ino, _)| *ino == LATE),
+            kernel.dropped.borrow().iter().any(|(file, _)| *file == LATE),
             "everything was given up, and the kernel kept pages of {LATE}: it dropped {:?}",
             kernel.dropped.borrow()
         );
@@ -359,20 +359,20 @@ fn pages_of_the_present_time_alone_outlive_no_call_of_an_earlier_start() {
 #[test]
 fn a_grant_from_before_the_client_left_is_void() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
         share(service, client).await;
         service.lease_reply.set(Duration::from_secs(1));
         // An operation of a mount that has ended waits for its lease.
         let operation = client.clone();
-        let asking = async move { drop(operation.hold(INO, Purpose::Write).await) };
+        let asking = async move { drop(operation.hold(FILE, Purpose::Write).await) };
         client.session.env().spawn("operation", Box::pin(asking));
         rest(client).await;
         client.leave().await.unwrap();
         let first = service.next_grant.get();
         client.session.env().sleep(Duration::from_secs(3)).await;
-        client.hold(INO, Purpose::Write).await.unwrap();
-        let owned = client.owns(INO);
+        client.hold(FILE, Purpose::Write).await.unwrap();
+        let owned = client.owns(FILE);
         assert!(
             matches!(owned, Some(Ownership::Lease { grant, .. }) if grant >= first),
             "the service forgot the grants before {first}: {owned:?}"
@@ -388,13 +388,13 @@ fn what_is_written_after_leaving_is_not_lost_to_a_revocation_from_before() {
     run(async |service, client| {
         let names = Some((client.session.env().clone(), Duration::from_secs(1)));
         client.set_kernel_cache(Some(Rc::new(Kernel { names, ..Kernel::default() })));
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
         service.others_arrive();
         rest(client).await;
         mount_again_alone(service, client).await;
         append_often(client, 100, Duration::from_micros(100)).await;
-        assert_eq!(client.fsync(INO).await, Ok(()));
+        assert_eq!(client.fsync(FILE).await, Ok(()));
     });
 }
 
@@ -402,19 +402,19 @@ fn what_is_written_after_leaving_is_not_lost_to_a_revocation_from_before() {
 #[test]
 fn what_is_written_after_leaving_is_not_lost_to_a_revocation_of_one_file() {
     run(async |service, client| {
-        let kernel = Kernel::slow(INO);
-        service.add(INO, &[1; 100]);
+        let kernel = Kernel::slow(FILE);
+        service.add(FILE, &[1; 100]);
         share(service, client).await;
         client.set_kernel_cache(Some(kernel.clone()));
-        client.open(INO).await.unwrap();
-        client.write(INO, 0, b"new").await.unwrap();
-        service.call(INO.0);
+        client.open(FILE).await.unwrap();
+        client.write(FILE, 0, b"new").await.unwrap();
+        service.call(FILE.ino.0);
         rest(client).await;
         mount_again_alone(service, client).await;
-        client.append(INO, &[7; 100]).await.unwrap();
+        client.append(FILE, &[7; 100]).await.unwrap();
         kernel.go_on();
         append_often(client, 200, Duration::ZERO).await;
-        assert_eq!(client.fsync(INO).await, Ok(()));
+        assert_eq!(client.fsync(FILE).await, Ok(()));
     });
 }
 
@@ -423,20 +423,20 @@ fn what_is_written_after_leaving_is_not_lost_to_a_revocation_of_one_file() {
 #[test]
 fn a_sync_for_another_client_does_not_succeed_over_a_loss() {
     run(async |service, client| {
-        service.add(INO, &[1; 100]);
-        client.open(INO).await.unwrap();
+        service.add(FILE, &[1; 100]);
+        client.open(FILE).await.unwrap();
         share(service, client).await;
-        client.write(INO, 50, &[7; 100]).await.unwrap();
+        client.write(FILE, 50, &[7; 100]).await.unwrap();
         service.commit_takes.set(Duration::from_millis(150));
         service.fail(Kind::Commit, ErrorKind::NoSpace, 10_000);
-        service.call(INO.0);
-        let losses = || client.session.files().with(INO, |state| state.losses()).unwrap_or(0);
+        service.call(FILE.ino.0);
+        let losses = || client.session.files().with(FILE, |state| state.losses()).unwrap_or(0);
         let mut asked = Vec::new();
         // One request at a time, so that one waits while the last attempt of the revocation fails.
         while losses() == 0 {
             let is_answered = |number: &u64| service.answered.borrow().iter().any(|(one, _)| one == number);
             if asked.last().is_none_or(is_answered) {
-                asked.push(service.call_sync(INO.0));
+                asked.push(service.call_sync(FILE.ino.0));
             }
             client.session.env().sleep(Duration::from_millis(5)).await;
         }
@@ -446,7 +446,7 @@ fn a_sync_for_another_client_does_not_succeed_over_a_loss() {
         let wrong: Vec<_> = asked.iter().filter(|number| !answered.contains(&(**number, false))).collect();
         assert!(asked.len() > 50 && wrong.is_empty(), "{wrong:?} of {} were answered as done", asked.len());
         // The next one finds nothing that could be lost.
-        let number = service.call_sync(INO.0);
+        let number = service.call_sync(FILE.ino.0);
         rest(client).await;
         assert!(service.answered.borrow().contains(&(number, true)));
     });
@@ -502,7 +502,7 @@ fn run_with_late_reply(test: impl AsyncFnOnce(&Rc<Late>, &Rc<Client>)) {
         let late = Rc::new(Late { service: service.clone(), arrives: Semaphore::new(0) });
         let client = Client::connect(&world.env(), late.clone(), "test").await.unwrap();
         rest(&client).await;
-        service.add(INO, &[1; 100]);
+        service.add(FILE, &[1; 100]);
         service.add(OTHER, &[1; 100]);
         share(&service, &client).await;
         let (asks, env) = (client.clone(), world.env());
@@ -528,20 +528,20 @@ fn a_revocation_that_a_late_reply_ends_is_asked_for_again() {
     for another_follows in [false, true] {
         run_with_late_reply(async |late, client| {
             let service = &late.service;
-            let hold = client.hold(INO, Purpose::Write).await.unwrap();
-            assert!(client.owns(INO).is_some(), "granted by the second start");
-            let number = service.call(INO.0);
+            let hold = client.hold(FILE, Purpose::Write).await.unwrap();
+            assert!(client.owns(FILE).is_some(), "granted by the second start");
+            let number = service.call(FILE.ino.0);
             let is_answered = || service.answered.borrow().iter().any(|(answered, _)| *answered == number);
             rest(client).await;
             assert!(!is_answered());
             // The late reply arrives, and the last user of the lease ends.
             late.arrives.add_permits(1);
             if another_follows {
-                service.call(OTHER.0);
+                service.call(OTHER.ino.0);
             }
             drop(hold);
             client.session.env().sleep(Duration::from_secs(30)).await;
-            let owned = client.owns(INO);
+            let owned = client.owns(FILE);
             assert!(owned.is_none() && is_answered(), "another one: {another_follows}, owns {owned:?}");
         });
     }
@@ -554,16 +554,16 @@ fn a_grant_from_before_a_late_reply_is_void() {
         let service = &late.service;
         service.lease_reply.set(Duration::from_secs(2));
         let operation = client.clone();
-        let asking = async move { drop(operation.hold(INO, Purpose::Write).await) };
+        let asking = async move { drop(operation.hold(FILE, Purpose::Write).await) };
         client.session.env().spawn("operation", Box::pin(asking));
         rest(client).await;
-        service.call(INO.0);
+        service.call(FILE.ino.0);
         let revoked = service.next_grant.get() - 1;
         rest(client).await;
         assert!(!service.answered.borrow().is_empty(), "it is revoked before it arrives");
         late.arrives.add_permits(1);
         client.session.env().sleep(Duration::from_secs(6)).await;
-        let owned = client.owns(INO);
+        let owned = client.owns(FILE);
         assert!(matches!(owned, Some(Ownership::Lease { grant, .. }) if grant > revoked), "{owned:?}");
     });
 }

@@ -2,7 +2,7 @@
 
 use crate::machine::{DISK_BYTES, Machine, Site, path};
 use crate::model::{make_file, read_all};
-use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_base::{BLOCK_BYTES, FileId};
 use penstock_node::DamagedReport;
 use penstock_sim::World;
 use std::time::Duration;
@@ -37,8 +37,8 @@ fn names(report: &DamagedReport) -> Vec<&str> {
     report.files.iter().flat_map(|file| &file.paths).map(String::as_str).collect()
 }
 
-async fn ino_of(machine: &Machine, name: &str) -> Ino {
-    Ino(machine.client.lookup(machine.client.root(), name.as_bytes()).await.unwrap().ino)
+async fn ino_of(machine: &Machine, name: &str) -> FileId {
+    machine.client.lookup(machine.client.root(), name.as_bytes()).await.unwrap().file()
 }
 
 fn store() -> Site {
@@ -47,10 +47,10 @@ fn store() -> Site {
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
         for (number, name) in ["whole", "over", "gone"].iter().enumerate() {
-            let ino = make_file(&machine, name).await.unwrap();
-            machine.client.write(ino, 0, &contents(number as u8)).await.unwrap();
-            machine.client.fsync(ino).await.unwrap();
-            machine.client.release(ino).await.unwrap();
+            let id = make_file(&machine, name).await.unwrap();
+            machine.client.write(id, 0, &contents(number as u8)).await.unwrap();
+            machine.client.fsync(id).await.unwrap();
+            machine.client.release(id).await.unwrap();
         }
         let over = ino_of(&machine, "over").await;
         machine.client.link(over, machine.client.root(), b"link").await.unwrap();
@@ -90,22 +90,22 @@ fn damaged_files_are_named_until_they_are_overwritten_or_removed() {
         assert_eq!(status.health, "failed");
         // Inode numbers only: reports are passed on, and must not contain names.
         let over_ino = ino_of(&machine, "over").await;
-        let (inode, reasons) = (over_ino.0.to_string(), &status.reasons);
+        let (inode, reasons) = (over_ino.ino.0.to_string(), &status.reasons);
         assert!(reasons.iter().any(|why| why.contains(&inode)), "{reasons:?}");
         assert!(!reasons.iter().any(|why| why.contains("/over")), "{reasons:?}");
-        let ino = ino_of(&machine, "over").await;
-        assert!(machine.client.read(ino, 40 * BLOCK_BYTES as u64, BLOCK_BYTES as u64).await.is_err());
+        let id = ino_of(&machine, "over").await;
+        assert!(machine.client.read(id, 40 * BLOCK_BYTES as u64, BLOCK_BYTES as u64).await.is_err());
         assert_eq!(read_all(&machine, ino_of(&machine, "whole").await).await, contents(0));
         // Only the damaged blocks are written again; the other blocks of their stripe stay.
         let mut whole = contents(1);
         for range in &over.ranges {
             let fresh = vec![9; range.length_bytes as usize];
-            machine.client.write(ino, range.offset_bytes, &fresh).await.unwrap();
+            machine.client.write(id, range.offset_bytes, &fresh).await.unwrap();
             whole[range.offset_bytes as usize..][..fresh.len()].copy_from_slice(&fresh);
         }
-        machine.client.fsync(ino).await.unwrap();
+        machine.client.fsync(id).await.unwrap();
         assert_eq!(names(&node.damaged_fs().await.unwrap()), ["/gone"]);
-        assert!(read_all(&machine, ino).await == whole);
+        assert!(read_all(&machine, id).await == whole);
         machine.client.unlink(machine.client.root(), b"gone", false).await.unwrap();
         assert!(node.check_fs().await.unwrap().clean);
         assert!(names(&node.damaged_fs().await.unwrap()).is_empty());

@@ -2,7 +2,7 @@
 
 use crate::remote::{Way, make, on_machine};
 use crate::shared::{drop_all, end, open, several};
-use penstock_base::{Env, Ino, LocalBoxFuture};
+use penstock_base::{Env, FileId, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose, Staged};
 use penstock_wire::data::SpaceChange;
 use std::cell::{Cell, RefCell};
@@ -32,7 +32,7 @@ enum Page {
 struct Kernel {
     env: Env,
     client: Weak<Client>,
-    ino: Ino,
+    file: FileId,
     pages: RefCell<[Page; PAGES]>,
     unlocked: Notify,
     ended: Cell<usize>,
@@ -67,7 +67,7 @@ impl Kernel {
             Page::Present { bytes, changed } => (bytes, changed),
             _ => {
                 let at = (page * PAGE) as u64;
-                let hold = client.hold_to_fill(self.ino, at..at + PAGE as u64).await.unwrap();
+                let hold = client.hold_to_fill(self.file, at..at + PAGE as u64).await.unwrap();
                 let parts = hold.reader().await.read_pages(at, PAGE as u64).await.unwrap();
                 self.env.sleep(Duration::from_micros(30)).await;
                 hold.serves(at..at + PAGE as u64);
@@ -78,7 +78,7 @@ impl Kernel {
 
     async fn write_back(&self, client: &Client, page: usize, bytes: &[u8]) {
         let at = (page * PAGE) as u64;
-        let hold = client.hold(self.ino, Purpose::Page).await.unwrap();
+        let hold = client.hold(self.file, Purpose::Page).await.unwrap();
         hold.writer().await.write_page(at, Staged::of(at, bytes)).await.unwrap();
         drop(hold);
     }
@@ -120,9 +120,9 @@ impl Kernel {
             self.env.sleep(Duration::from_micros(round % 3 * 20)).await;
             let written = if round % 4 == 0 { 0 } else { round };
             if written == 0 {
-                client.change_space(self.ino, at, 8, SpaceChange::Punch, true).await.unwrap();
+                client.change_space(self.file, at, 8, SpaceChange::Punch, true).await.unwrap();
             } else {
-                let hold = client.hold(self.ino, Purpose::Write).await.unwrap();
+                let hold = client.hold(self.file, Purpose::Write).await.unwrap();
                 let bytes = Staged::of(at, &written.to_le_bytes());
                 let unseen = hold.writer().await.write_direct(at, bytes).await.unwrap();
                 if let Some(unseen) = unseen {
@@ -138,7 +138,7 @@ impl Kernel {
 }
 
 impl KernelCache for Kernel {
-    fn drop_pages(&self, _ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, _ino: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         let client = self.client.upgrade().unwrap();
         let pages = bytes.start as usize / PAGE..PAGES.min(bytes.end.div_ceil(PAGE as u64) as usize);
         Box::pin(async move {
@@ -150,7 +150,7 @@ impl KernelCache for Kernel {
 
     fn hide_pages<'a>(
         &'a self,
-        files: Vec<(Ino, u64)>,
+        files: Vec<(FileId, u64)>,
         _within: Duration,
         _lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
@@ -167,18 +167,18 @@ fn stores_and_writes(seed: u64, clients: usize) {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, clients).await;
         let mine = clients[clients.len().min(2) - 1].clone();
-        let ino = make(&mine, "file").await.unwrap();
-        mine.write(ino, 0, &[0; PAGES * PAGE]).await.unwrap();
+        let file = make(&mine, "file").await.unwrap();
+        mine.write(file, 0, &[0; PAGES * PAGE]).await.unwrap();
         let kernel = Rc::new(Kernel {
             env: machine.env.clone(),
             client: Rc::downgrade(&mine),
-            ino,
+            file,
             pages: RefCell::new([const { Page::Absent }; PAGES]),
             unlocked: Notify::new(),
             ended: Cell::new(0),
         });
         mine.set_kernel_cache(Some(kernel.clone()));
-        mine.note_open_for_writing(ino, true);
+        mine.note_open_for_writing(file, true);
         for who in 0..STORERS {
             machine.env.spawn("stores", Box::pin(kernel.clone().stores(mine.clone(), who, 2000)));
         }
@@ -197,9 +197,9 @@ fn stores_and_writes(seed: u64, clients: usize) {
                 theirs.read(*other, 0, 100).await.unwrap();
             }
         }
-        mine.note_open_for_writing(ino, false);
+        mine.note_open_for_writing(file, false);
         mine.set_kernel_cache(None);
-        mine.release(ino).await.unwrap();
+        mine.release(file).await.unwrap();
         if let Some((theirs, other)) = &other {
             theirs.release(*other).await.unwrap();
         }

@@ -2,7 +2,7 @@
 
 use crate::remote::{Way, make, on_machine};
 use crate::shared::{drop_all, end, open, several};
-use penstock_base::{Env, Ino, LocalBoxFuture};
+use penstock_base::{Env, FileId, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -27,7 +27,7 @@ enum Page {
 struct Mapped {
     env: Env,
     client: Weak<Client>,
-    ino: Ino,
+    file: FileId,
     pages: RefCell<[Page; PAGES]>,
     unlocked: Notify,
     /// Time that it takes to send a changed page before it is dropped.
@@ -64,7 +64,7 @@ impl Mapped {
             let ahead = self.pages.borrow()[page..].iter().take_while(|page| **page == Page::Absent).count();
             self.set(page..page + ahead, Page::Locked);
             let bytes = page as u64 * PAGE..(page + ahead) as u64 * PAGE;
-            let hold = client.hold_to_fill(self.ino, bytes.clone()).await.unwrap();
+            let hold = client.hold_to_fill(self.file, bytes.clone()).await.unwrap();
             let parts = hold.reader().await.read(bytes.start, bytes.end - bytes.start).await.unwrap();
             let found: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
             hold.serves(bytes);
@@ -79,14 +79,14 @@ impl Mapped {
     async fn grows(self: Rc<Self>, client: Rc<Client>) {
         while !self.ends.get() {
             self.env.sleep(Duration::from_micros(700)).await;
-            client.write(self.ino, self.end.get(), b"grown").await.unwrap();
+            client.write(self.file, self.end.get(), b"grown").await.unwrap();
             self.end.set(self.end.get() + 5);
         }
     }
 }
 
 impl KernelCache for Mapped {
-    fn drop_pages(&self, _ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, _ino: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         let client = self.client.upgrade().unwrap();
         let pages = (bytes.start / PAGE) as usize..PAGES.min(bytes.end.div_ceil(PAGE) as usize);
         Box::pin(async move {
@@ -95,7 +95,7 @@ impl KernelCache for Mapped {
                     continue;
                 }
                 self.set(page..page + 1, Page::Locked);
-                let hold = client.hold(self.ino, Purpose::Page).await.unwrap();
+                let hold = client.hold(self.file, Purpose::Page).await.unwrap();
                 self.env.sleep(self.sending).await;
                 drop(hold);
                 self.set(page..page + 1, Page::Absent);
@@ -105,7 +105,7 @@ impl KernelCache for Mapped {
 
     fn hide_pages<'a>(
         &'a self,
-        files: Vec<(Ino, u64)>,
+        files: Vec<(FileId, u64)>,
         _within: Duration,
         _lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
@@ -123,12 +123,12 @@ fn others_have_their_turn(seed: u64, sending: Duration) {
     on_machine(330 + seed, async |_, machine| {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 3).await;
-        let ino = make(&clients[1], "file").await.unwrap();
+        let file = make(&clients[1], "file").await.unwrap();
         let other = open(&clients[2], "file").await;
         let mapped = Rc::new(Mapped {
             env: machine.env.clone(),
             client: Rc::downgrade(&clients[1]),
-            ino,
+            file,
             pages: RefCell::new([Page::Absent; PAGES]),
             unlocked: Notify::new(),
             sending,
@@ -160,7 +160,7 @@ fn others_have_their_turn(seed: u64, sending: Duration) {
         mapped.ends.set(true);
         machine.env.sleep(Duration::from_secs(1)).await;
         clients[1].set_kernel_cache(None);
-        clients[1].release(ino).await.unwrap();
+        clients[1].release(file).await.unwrap();
         clients[2].release(other).await.unwrap();
         end(machine, clients, remotes).await;
     });
@@ -183,7 +183,7 @@ struct Slow {
 }
 
 impl KernelCache for Slow {
-    fn drop_pages(&self, _ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, _ino: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             self.drops.set(self.drops.get() + 1);
             self.begun.notify_waiters();
@@ -202,7 +202,7 @@ impl KernelCache for Slow {
 
     fn hide_pages<'a>(
         &'a self,
-        files: Vec<(Ino, u64)>,
+        files: Vec<(FileId, u64)>,
         _within: Duration,
         _lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
@@ -222,7 +222,7 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
     on_machine(340, async |_, machine| {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 3).await;
-        let ino = make(&clients[1], "file").await.unwrap();
+        let file = make(&clients[1], "file").await.unwrap();
         let other = open(&clients[2], "file").await;
         let slow = Rc::new(Slow { env: machine.env.clone(), drops: Cell::new(0), begun: Notify::new() });
         clients[1].set_kernel_cache(Some(slow.clone()));
@@ -230,16 +230,16 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
         let mut met = 0;
         for round in 0..10 {
             // The client must sync this write before it gives its lease back.
-            clients[1].write(ino, 0, &[1; 100]).await.unwrap();
+            clients[1].write(file, 0, &[1; 100]).await.unwrap();
             let (client, is_inside, kernel) = (clients[1].clone(), inside.clone(), slow.clone());
             let env = machine.env.clone();
             let work = async move {
                 kernel.begun.notified().await;
-                let hold = client.hold_to_fill(ino, 0..PAGE).await.unwrap();
+                let hold = client.hold_to_fill(file, 0..PAGE).await.unwrap();
                 hold.serves(0..PAGE);
                 drop(hold);
                 kernel.begun.notified().await;
-                let hold = client.hold(ino, Purpose::Write).await.unwrap();
+                let hold = client.hold(file, Purpose::Write).await.unwrap();
                 is_inside.set(true);
                 env.sleep(Duration::from_millis(50)).await;
                 is_inside.set(false);
@@ -256,7 +256,7 @@ fn a_lease_does_not_go_under_a_request_that_was_let_in() {
         }
         assert!(met > 5, "{met} rounds met the moment");
         clients[1].set_kernel_cache(None);
-        clients[1].release(ino).await.unwrap();
+        clients[1].release(file).await.unwrap();
         clients[2].release(other).await.unwrap();
         end(machine, clients, remotes).await;
     });
@@ -270,13 +270,13 @@ struct Stubborn {
 }
 
 impl KernelCache for Stubborn {
-    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, _ino: FileId, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
     }
 
     fn hide_pages<'a>(
         &'a self,
-        _files: Vec<(Ino, u64)>,
+        _files: Vec<(FileId, u64)>,
         within: Duration,
         lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
@@ -298,13 +298,13 @@ fn a_lapse_that_is_over_ends_no_mount() {
     on_machine(341, async |_, machine| {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 2).await;
-        let ino = make(&clients[1], "file").await.unwrap();
+        let file = make(&clients[1], "file").await.unwrap();
         let kernel = Rc::new(Stubborn { env: machine.env.clone(), lasted: RefCell::default() });
         clients[1].set_kernel_cache(Some(kernel.clone()));
         let lease = penstock_session::LEASE;
         // Half of the lease time is used up, and the next quarter is for the kernel.
         for (away, lasted) in [(lease * 5 / 8, false), (lease * 7 / 8, true)] {
-            clients[1].get_attr(ino).await.unwrap();
+            clients[1].get_attr(file).await.unwrap();
             let server = way.server.borrow_mut().take();
             way.links.borrow().iter().for_each(|link| link.cut());
             machine.env.sleep(away).await;
@@ -312,9 +312,9 @@ fn a_lapse_that_is_over_ends_no_mount() {
             machine.env.sleep(lease).await;
             assert_eq!(kernel.lasted.take(), [lasted], "away for {away:?}");
         }
-        clients[1].get_attr(ino).await.unwrap();
+        clients[1].get_attr(file).await.unwrap();
         clients[1].set_kernel_cache(None);
-        clients[1].release(ino).await.unwrap();
+        clients[1].release(file).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }

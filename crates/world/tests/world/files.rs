@@ -2,28 +2,28 @@
 
 use crate::machine::{Machine, Site, on_machine};
 use crate::model::{Model, list, make_file, pattern, read_all};
-use penstock_base::Ino;
+use penstock_base::{Branch, FileId};
 use penstock_client::{Failure, Purpose, SetAttrRequest};
 use penstock_sim::World;
 use penstock_wire::metadata::{MakeRequest, RenameRequest, Time, XattrRequest};
 
-async fn make(machine: &Machine, dir: Ino, name: &str, mode: u32) -> Result<Ino, Failure> {
-    let request = MakeRequest { dir: dir.0, name: name.into(), mode, ..MakeRequest::default() };
-    Ok(Ino(machine.client.make(request).await?.ino))
+async fn make(machine: &Machine, dir: FileId, name: &str, mode: u32) -> Result<FileId, Failure> {
+    let request = MakeRequest { dir: dir.ino.0, name: name.into(), mode, ..MakeRequest::default() };
+    Ok(machine.client.make(Branch::MAIN, request).await?.file())
 }
 
-async fn rename(machine: &Machine, from: (Ino, &str), to: (Ino, &str), flags: &str) -> u16 {
+async fn rename(machine: &Machine, from: (FileId, &str), to: (FileId, &str), flags: &str) -> u16 {
     let request = RenameRequest {
-        dir: from.0.0,
+        dir: from.0.ino.0,
         name: from.1.into(),
-        new_dir: to.0.0,
+        new_dir: to.0.ino.0,
         new_name: to.1.into(),
         no_replace: flags == "noreplace",
         exchange: flags == "exchange",
         whiteout: flags == "whiteout",
         ..RenameRequest::default()
     };
-    machine.client.rename(request).await.map_or_else(|failure| failure.errno, |_| 0)
+    machine.client.rename(Branch::MAIN, request).await.map_or_else(|failure| failure.errno, |_| 0)
 }
 
 const DIR: u32 = 0o040_755;
@@ -65,7 +65,7 @@ fn every_case_of_rename() {
         assert_eq!(names, ["a", "b", "g"]);
         machine
             .client
-            .link(machine.client.lookup(root, b"a").await.map(|attr| Ino(attr.ino)).unwrap(), root, b"l")
+            .link(machine.client.lookup(root, b"a").await.map(|attr| attr.file()).unwrap(), root, b"l")
             .await
             .unwrap();
         assert_eq!(rename(machine, (root, "a"), (root, "l"), "").await, 0, "two names of one file");
@@ -90,15 +90,16 @@ fn access_control_lists_and_modes_agree() {
     on_machine(11, async |machine| {
         let client = &machine.client;
         let root = client.root();
-        let set = async |ino: Ino, name: &[u8], value: Vec<u8>| {
-            let request = XattrRequest { ino: ino.0, name: name.to_vec(), value, ..XattrRequest::default() };
-            client.set_xattr(request).await.map_err(|failure| failure.errno)
-        };
-        let mode = async |ino: Ino| client.get_attr(ino).await.unwrap().mode & 0o7777;
-        let made = async |dir: Ino, name: &str, mode: u32| {
+        let set = async |id: FileId, name: &[u8], value: Vec<u8>| {
             let request =
-                MakeRequest { dir: dir.0, name: name.into(), mode, umask: 0o022, ..Default::default() };
-            Ino(client.make(request).await.unwrap().ino)
+                XattrRequest { ino: id.ino.0, name: name.to_vec(), value, ..XattrRequest::default() };
+            client.set_xattr(Branch::MAIN, request).await.map_err(|failure| failure.errno)
+        };
+        let mode = async |id: FileId| client.get_attr(id).await.unwrap().mode & 0o7777;
+        let made = async |dir: FileId, name: &str, mode: u32| {
+            let request =
+                MakeRequest { dir: dir.ino.0, name: name.into(), mode, umask: 0o022, ..Default::default() };
+            client.make(Branch::MAIN, request).await.unwrap().file()
         };
         let list = |user, mask, other| {
             acl(&[(1, 7, NONE), (2, user, 1000), (4, 5, NONE), (16, mask, NONE), (32, other, NONE)])
@@ -111,8 +112,8 @@ fn access_control_lists_and_modes_agree() {
         // Setting a list changes the mode, and a chmod changes the list.
         set(file, NAMES[0], list(6, 6, 4)).await.unwrap();
         assert_eq!(mode(file).await, 0o764);
-        let chmod = SetAttrRequest { ino: file.0, mode: Some(0o640), ..SetAttrRequest::default() };
-        client.set_attr(chmod).await.unwrap();
+        let chmod = SetAttrRequest { ino: file.ino.0, mode: Some(0o640), ..SetAttrRequest::default() };
+        client.set_attr(Branch::MAIN, chmod).await.unwrap();
         let wanted = acl(&[(1, 6, NONE), (2, 6, 1000), (4, 5, NONE), (16, 4, NONE), (32, 0, NONE)]);
         assert_eq!(client.get_xattr(file, NAMES[0]).await.unwrap(), wanted);
         // A list that is equivalent to the mode is not stored, and removing a list that does not exist
@@ -143,9 +144,9 @@ fn a_whiteout_takes_the_old_name() {
         let root = client.root();
         let dir = make(machine, root, "dir", DIR).await.unwrap();
         for (name, to) in [("f", "moved"), ("g", "moved")] {
-            let ino = make(machine, root, name, FILE).await.unwrap();
+            let id = make(machine, root, name, FILE).await.unwrap();
             assert_eq!(rename(machine, (root, name), (dir, to), "whiteout").await, 0);
-            assert_eq!(client.lookup(dir, to.as_bytes()).await.unwrap().ino, ino.0);
+            assert_eq!(client.lookup(dir, to.as_bytes()).await.unwrap().ino, id.ino.0);
             let left = client.lookup(root, name.as_bytes()).await.unwrap();
             assert_eq!((left.mode, left.rdev, left.nlink), (0o020_000, 0, 1));
         }
@@ -157,15 +158,15 @@ fn a_whiteout_takes_the_old_name() {
         assert_eq!(rename(machine, (root, "dir"), (root, "d"), "whiteout").await, 0);
         assert_eq!(client.get_attr(root).await.unwrap().nlink, 3, "the whiteout is no directory");
         let both = RenameRequest {
-            dir: root.0,
+            dir: root.ino.0,
             name: "d".into(),
-            new_dir: root.0,
+            new_dir: root.ino.0,
             new_name: "f".into(),
             exchange: true,
             whiteout: true,
             ..RenameRequest::default()
         };
-        assert_eq!(client.rename(both).await.unwrap_err().errno, EINVAL);
+        assert_eq!(client.rename(Branch::MAIN, both).await.unwrap_err().errno, EINVAL);
         assert_eq!(list(machine).await.len(), 4);
     });
 }
@@ -176,7 +177,7 @@ fn a_file_is_made_without_a_name() {
     let site = Site::new();
     let world = World::new(9);
     let nameless = |machine: &Machine, mode: u32, open: bool| MakeRequest {
-        dir: machine.client.root().0,
+        dir: machine.client.root().ino.0,
         mode,
         open,
         nameless: true,
@@ -187,14 +188,14 @@ fn a_file_is_made_without_a_name() {
         let client = &machine.client;
         let root = client.root();
         for request in [nameless(&machine, DIR, true), nameless(&machine, FILE, false)] {
-            assert_eq!(client.make(request).await.unwrap_err().errno, EINVAL);
+            assert_eq!(client.make(Branch::MAIN, request).await.unwrap_err().errno, EINVAL);
         }
         let mut made = Vec::new();
         for bytes in ["kept", "closed", "lost"] {
-            let attr = client.make(nameless(&machine, FILE, true)).await.unwrap();
+            let attr = client.make(Branch::MAIN, nameless(&machine, FILE, true)).await.unwrap();
             assert_eq!(attr.nlink, 0);
-            client.write(Ino(attr.ino), 0, bytes.as_bytes()).await.unwrap();
-            made.push(Ino(attr.ino));
+            client.write(attr.file(), 0, bytes.as_bytes()).await.unwrap();
+            made.push(attr.file());
         }
         assert!(list(&machine).await.is_empty());
         assert_eq!(client.link(made[0], root, b"name").await.unwrap().nlink, 1);
@@ -211,7 +212,7 @@ fn a_file_is_made_without_a_name() {
         let machine = site.start(&world, &[]).await.unwrap();
         let names = list(&machine).await;
         assert_eq!(names.keys().collect::<Vec<_>>(), ["name"]);
-        assert_eq!(read_all(&machine, Ino(names["name"])).await, b"kept");
+        assert_eq!(read_all(&machine, FileId::of_numbers(0, names["name"])).await, b"kept");
         assert_eq!(machine.node.check_fs().await.unwrap().inodes, 2, "the root and one file");
         machine.audit().await;
         machine.stop().await;
@@ -225,17 +226,17 @@ fn links_keep_a_file_and_open_files_outlive_their_names() {
     on_machine(2, async |machine| {
         let client = &machine.client;
         let root = client.root();
-        let ino = make_file(machine, "one").await.unwrap();
+        let id = make_file(machine, "one").await.unwrap();
         let data = pattern(&machine.world, 300_000);
-        client.write(ino, 0, &data).await.unwrap();
-        assert_eq!(client.link(ino, root, b"two").await.unwrap().nlink, 2);
+        client.write(id, 0, &data).await.unwrap();
+        assert_eq!(client.link(id, root, b"two").await.unwrap().nlink, 2);
         client.unlink(root, b"one", false).await.unwrap();
-        assert_eq!(read_all(machine, ino).await, data);
+        assert_eq!(read_all(machine, id).await, data);
         client.unlink(root, b"two", false).await.unwrap();
-        assert_eq!(read_all(machine, ino).await, data, "open and without a name");
-        client.write(ino, 300_000, b"more").await.unwrap();
+        assert_eq!(read_all(machine, id).await, data, "open and without a name");
+        client.write(id, 300_000, b"more").await.unwrap();
         let used = machine.node.fs_report().free_bytes;
-        client.release(ino).await.unwrap();
+        client.release(id).await.unwrap();
         assert_eq!(machine.node.check_fs().await.unwrap().inodes, 1);
         assert!(machine.node.fs_report().free_bytes > used, "space comes back");
     });
@@ -245,27 +246,27 @@ fn links_keep_a_file_and_open_files_outlive_their_names() {
 fn sparse_files_read_as_zeros_and_cut_bytes_never_come_back() {
     on_machine(3, async |machine| {
         let client = &machine.client;
-        let ino = make_file(machine, "sparse").await.unwrap();
-        client.write(ino, 1_000_001, b"end").await.unwrap();
-        let bytes = read_all(machine, ino).await;
+        let id = make_file(machine, "sparse").await.unwrap();
+        client.write(id, 1_000_001, b"end").await.unwrap();
+        let bytes = read_all(machine, id).await;
         assert_eq!(bytes.len(), 1_000_004);
         assert!(bytes[..1_000_001].iter().all(|byte| *byte == 0));
-        client.write(ino, 100, &[7; 9000]).await.unwrap();
+        client.write(id, 100, &[7; 9000]).await.unwrap();
         for (size, zeros_from) in [(5000, None), (20_000, Some(5000)), (50, None), (9000, Some(50))] {
-            let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-            assert_eq!(client.set_attr(request).await.unwrap().size, size);
-            let bytes = read_all(machine, ino).await;
+            let request = SetAttrRequest { ino: id.ino.0, size: Some(size), ..SetAttrRequest::default() };
+            assert_eq!(client.set_attr(Branch::MAIN, request).await.unwrap().size, size);
+            let bytes = read_all(machine, id).await;
             assert_eq!(bytes.len() as u64, size);
             if let Some(from) = zeros_from {
                 assert!(bytes[from..].iter().all(|byte| *byte == 0), "size {size}");
             }
         }
         // Nor may a write that grows the file show the old bytes behind the end.
-        client.write(ino, 0, &[9; 4096]).await.unwrap();
-        let request = SetAttrRequest { ino: ino.0, size: Some(10), ..SetAttrRequest::default() };
-        client.set_attr(request).await.unwrap();
-        client.write(ino, 8192, b"x").await.unwrap();
-        let bytes = read_all(machine, ino).await;
+        client.write(id, 0, &[9; 4096]).await.unwrap();
+        let request = SetAttrRequest { ino: id.ino.0, size: Some(10), ..SetAttrRequest::default() };
+        client.set_attr(Branch::MAIN, request).await.unwrap();
+        client.write(id, 8192, b"x").await.unwrap();
+        let bytes = read_all(machine, id).await;
         assert!(bytes[10..8192].iter().all(|byte| *byte == 0));
     });
 }
@@ -283,25 +284,25 @@ fn attributes_of_all_kinds() {
             "a set-group-ID directory hands it down"
         );
         let request = MakeRequest {
-            dir: root.0,
+            dir: root.ino.0,
             name: "link".into(),
             mode: 0o120_777,
             target: "some/where".into(),
             ..Default::default()
         };
-        let link = Ino(client.make(request).await.unwrap().ino);
+        let link = client.make(Branch::MAIN, request).await.unwrap().file();
         assert_eq!(client.read_link(link).await.unwrap(), b"some/where");
         let set = |create, replace| XattrRequest {
-            ino: dir.0,
+            ino: dir.ino.0,
             name: "user.a".into(),
             value: "1".into(),
             create,
             replace,
             ..XattrRequest::default()
         };
-        assert_eq!(client.set_xattr(set(false, true)).await.unwrap_err().errno, ENODATA);
-        client.set_xattr(set(true, false)).await.unwrap();
-        assert_eq!(client.set_xattr(set(true, false)).await.unwrap_err().errno, EEXIST);
+        assert_eq!(client.set_xattr(Branch::MAIN, set(false, true)).await.unwrap_err().errno, ENODATA);
+        client.set_xattr(Branch::MAIN, set(true, false)).await.unwrap();
+        assert_eq!(client.set_xattr(Branch::MAIN, set(true, false)).await.unwrap_err().errno, EEXIST);
         assert_eq!(client.get_xattr(dir, b"user.a").await.unwrap(), b"1");
         assert_eq!(client.list_xattr(dir).await.unwrap(), [b"user.a".to_vec()]);
         client.remove_xattr(dir, b"user.a").await.unwrap();
@@ -310,13 +311,13 @@ fn attributes_of_all_kinds() {
         assert_eq!(client.unlink(root, b"dir", false).await.unwrap_err().errno, EISDIR);
         assert_eq!(client.unlink(root, b"link", true).await.unwrap_err().errno, ENOTDIR);
         let times = SetAttrRequest {
-            ino: dir.0,
+            ino: dir.ino.0,
             mode: Some(0o700),
             uid: Some(3),
             mtime: Some(Time::from_ns(5)),
             ..Default::default()
         };
-        let attr = client.set_attr(times).await.unwrap();
+        let attr = client.set_attr(Branch::MAIN, times).await.unwrap();
         assert_eq!((attr.mode, attr.uid, attr.mtime), (0o040_700, 3, Time::from_ns(5)));
     });
 }
@@ -325,22 +326,22 @@ fn attributes_of_all_kinds() {
 fn set_id_bits_fall_where_they_mean_something() {
     on_machine(3, async |machine| {
         let client = &machine.client;
-        let ino = make_file(machine, "tool").await.unwrap();
+        let id = make_file(machine, "tool").await.unwrap();
         for (before, after) in [(0o6755, 0o755), (0o4600, 0o600), (0o2644, 0o2644)] {
-            let mode = SetAttrRequest { ino: ino.0, mode: Some(before), ..Default::default() };
-            client.set_attr(mode).await.unwrap();
-            client.hold(ino, Purpose::Write).await.unwrap().drop_set_id().await.unwrap();
-            assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o7777, after, "of {before:o}");
+            let mode = SetAttrRequest { ino: id.ino.0, mode: Some(before), ..Default::default() };
+            client.set_attr(Branch::MAIN, mode).await.unwrap();
+            client.hold(id, Purpose::Write).await.unwrap().drop_set_id().await.unwrap();
+            assert_eq!(client.get_attr(id).await.unwrap().mode & 0o7777, after, "of {before:o}");
         }
         // Bits that are requested in the same step as a new owner stay.
         let given = SetAttrRequest {
-            ino: ino.0,
+            ino: id.ino.0,
             mode: Some(0o4755),
             uid: Some(7),
             drop_set_id: true,
             ..Default::default()
         };
-        assert_eq!(client.set_attr(given).await.unwrap().mode & 0o7777, 0o4755);
+        assert_eq!(client.set_attr(Branch::MAIN, given).await.unwrap().mode & 0o7777, 0o4755);
     });
 }
 
@@ -349,25 +350,25 @@ fn a_full_array_says_no_space_and_deletes_work() {
     on_machine(5, async |machine| {
         let client = &machine.client;
         let root = client.root();
-        let ino = make_file(machine, "big").await.unwrap();
+        let id = make_file(machine, "big").await.unwrap();
         let keep = make_file(machine, "keep").await.unwrap();
         client.write(keep, 0, b"kept").await.unwrap();
         client.fsync(keep).await.unwrap();
         let data = pattern(&machine.world, 1 << 20);
         let mut offset = 0;
         let failure = loop {
-            match client.write(ino, offset, &data).await {
+            match client.write(id, offset, &data).await {
                 Ok(()) => offset += data.len() as u64,
                 Err(failure) => break failure,
             }
         };
         assert_eq!(failure.kind, penstock_base::ErrorKind::NoSpace, "{failure}");
         assert!(offset > 10 << 20, "{offset} bytes fit");
-        client.fsync(ino).await.unwrap();
+        client.fsync(id).await.unwrap();
         assert_eq!(read_all(machine, keep).await, b"kept");
-        assert_eq!(read_all(machine, ino).await.len() as u64, offset);
+        assert_eq!(read_all(machine, id).await.len() as u64, offset);
         client.unlink(root, b"big", false).await.unwrap();
-        client.release(ino).await.unwrap();
+        client.release(id).await.unwrap();
         machine.node.check_fs().await.unwrap();
         let again = make_file(machine, "again").await.unwrap();
         for at in 0..8 {

@@ -2,7 +2,6 @@
 
 use crate::machine::{Machine, Site};
 use crate::model::make_file;
-use penstock_base::Ino;
 use penstock_base::env::timeout;
 use penstock_client::Failure;
 use penstock_sim::{CutMode, World};
@@ -11,9 +10,9 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn write(machine: &Machine, name: &str, contents: &[u8]) -> Result<(), Failure> {
-    let ino = make_file(machine, name).await?;
-    machine.client.write(ino, 0, contents).await?;
-    machine.client.fsync(ino).await
+    let file = make_file(machine, name).await?;
+    machine.client.write(file, 0, contents).await?;
+    machine.client.fsync(file).await
 }
 
 /// Reads and removes a file, neither of which may wait for space on a host. Returns false if the file does
@@ -22,7 +21,7 @@ async fn read_and_remove(machine: &Machine, name: &str, contents: &[u8]) -> bool
     let root = machine.client.root();
     let found = timeout(&machine.env, PATIENCE, machine.client.lookup(root, name.as_bytes())).await;
     let Ok(attr) = found.expect("a name is looked up") else { return false };
-    let read = machine.client.read(Ino(attr.ino), 0, contents.len() as u64);
+    let read = machine.client.read(attr.file(), 0, contents.len() as u64);
     let parts = timeout(&machine.env, PATIENCE, read).await.expect("a file is read").unwrap();
     let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
     assert!(bytes == contents, "{name}: {} of {} bytes", bytes.len(), contents.len());

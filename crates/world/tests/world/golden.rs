@@ -15,7 +15,7 @@ use flate2::write::GzEncoder;
 use penstock_array::ownership::Ownership;
 use penstock_base::env::random_id;
 use penstock_base::num::to_u32;
-use penstock_base::{ArrayId, BLOCK_BYTES, Dec, Enc, Ino, crc32c};
+use penstock_base::{ArrayId, BLOCK_BYTES, Branch, Dec, Enc, FileId, crc32c};
 use penstock_client::SetAttrRequest;
 use penstock_kv::{KvError, for_each};
 use penstock_node::Claims;
@@ -101,8 +101,8 @@ async fn contents(machine: &Machine) -> String {
     let client = &machine.client;
     let mut text = String::new();
     let mut todo = vec![(String::new(), client.root())];
-    while let Some((path, ino)) = todo.pop() {
-        let attr = client.get_attr(ino).await.unwrap();
+    while let Some((path, id)) = todo.pop() {
+        let attr = client.get_attr(id).await.unwrap();
         let Time { sec, nsec } = attr.mtime;
         let shown = if path.is_empty() { "/" } else { &path };
         write!(text, "{shown} {:o} links {} owner {}:{}", attr.mode, attr.nlink, attr.uid, attr.gid).unwrap();
@@ -112,25 +112,25 @@ async fn contents(machine: &Machine) -> String {
         }
         match attr.mode & 0o170_000 {
             0o040_000 => {
-                let request = ReadDirRequest { dir: ino.0, limit: 1000, ..ReadDirRequest::default() };
-                let mut listed = client.read_dir(request).await.unwrap().entries;
+                let request = ReadDirRequest { dir: id.ino.0, limit: 1000, ..ReadDirRequest::default() };
+                let mut listed = client.read_dir(Branch::MAIN, request).await.unwrap().entries;
                 listed.sort_by(|one, other| other.name.cmp(&one.name));
                 for entry in listed {
-                    let name = String::from_utf8(entry.name).unwrap();
-                    todo.push((format!("{path}/{name}"), Ino(entry.ino)));
+                    let (id, name) = (entry.file(), String::from_utf8(entry.name).unwrap());
+                    todo.push((format!("{path}/{name}"), id));
                 }
             }
-            0o100_000 => write!(text, " sum {:08x}", crc32c(&read_all(machine, ino).await)).unwrap(),
+            0o100_000 => write!(text, " sum {:08x}", crc32c(&read_all(machine, id).await)).unwrap(),
             0o120_000 => {
-                let target = String::from_utf8(client.read_link(ino).await.unwrap()).unwrap();
+                let target = String::from_utf8(client.read_link(id).await.unwrap()).unwrap();
                 write!(text, " to {target}").unwrap();
             }
             _ => {}
         }
-        let mut names = client.list_xattr(ino).await.unwrap();
+        let mut names = client.list_xattr(id).await.unwrap();
         names.sort();
         for name in names {
-            let sum = crc32c(&client.get_xattr(ino, &name).await.unwrap());
+            let sum = crc32c(&client.get_xattr(id, &name).await.unwrap());
             write!(text, " {}={sum:08x}", String::from_utf8(name).unwrap()).unwrap();
         }
         text.push('\n');
@@ -143,13 +143,14 @@ fn bytes(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 97) as u8 ^ seed).collect()
 }
 
-async fn make(machine: &Machine, dir: Ino, name: &str, mode: u32) -> Ino {
+async fn make(machine: &Machine, dir: FileId, name: &str, mode: u32) -> FileId {
     let (uid, gid) = (1000, 100);
     let rdev = if mode & 0o120_000 == 0o020_000 { 259 } else { 0 };
     let target = if mode & 0o170_000 == 0o120_000 { b"dir/small".to_vec() } else { Vec::new() };
     let name = name.into();
-    let request = MakeRequest { dir: dir.0, name, mode, uid, gid, rdev, target, ..MakeRequest::default() };
-    Ino(machine.client.make(request).await.unwrap().ino)
+    let request =
+        MakeRequest { dir: dir.ino.0, name, mode, uid, gid, rdev, target, ..MakeRequest::default() };
+    machine.client.make(Branch::MAIN, request).await.unwrap().file()
 }
 
 /// A request of a session of another process.
@@ -180,15 +181,15 @@ async fn fill(machine: &Machine) {
     let cut = make(machine, dir, "cut", 0o100_644).await;
     client.write(cut, 0, &bytes(5, 70_000)).await.unwrap();
     client.fsync(cut).await.unwrap();
-    let shorter = SetAttrRequest { ino: cut.0, size: Some(5000), ..SetAttrRequest::default() };
-    client.set_attr(shorter).await.unwrap();
+    let shorter = SetAttrRequest { ino: cut.ino.0, size: Some(5000), ..SetAttrRequest::default() };
+    client.set_attr(Branch::MAIN, shorter).await.unwrap();
     let given = SetAttrRequest {
-        ino: cut.0,
+        ino: cut.ino.0,
         uid: Some(7),
         mtime: Some(Time { sec: 1 << 33, nsec: 5 }),
         ..SetAttrRequest::default()
     };
-    client.set_attr(given).await.unwrap();
+    client.set_attr(Branch::MAIN, given).await.unwrap();
     for (name, mode) in [
         ("fifo", 0o010_644),
         ("terminal", 0o020_620),
@@ -204,14 +205,14 @@ async fn fill(machine: &Machine) {
     for (tag, rights, id) in acl {
         list.extend(tag.to_le_bytes().into_iter().chain(rights.to_le_bytes()).chain(id.to_le_bytes()));
     }
-    for (ino, name, value) in [
+    for (id, name, value) in [
         (small, "user.short", b"value".to_vec()),
         (small, "user.long", bytes(6, 5000)),
         (dir, "system.posix_acl_default", list.clone()),
         (large, "system.posix_acl_access", list),
     ] {
-        let request = XattrRequest { ino: ino.0, name: name.into(), value, ..XattrRequest::default() };
-        client.set_xattr(request).await.unwrap();
+        let request = XattrRequest { ino: id.ino.0, name: name.into(), value, ..XattrRequest::default() };
+        client.set_xattr(Branch::MAIN, request).await.unwrap();
     }
     // A session of another process, with a file without a name, a result and a lock.
     let hello = HelloRequest {
@@ -220,8 +221,13 @@ async fn fill(machine: &Machine) {
         ..HelloRequest::of_mount(random_id(&machine.env))
     };
     let far: HelloReply = ask(machine, (0, 0), Kind::Hello, hello.encode_to_vec()).await;
-    let nameless =
-        MakeRequest { dir: root.0, mode: 0o100_600, nameless: true, open: true, ..MakeRequest::default() };
+    let nameless = MakeRequest {
+        dir: root.ino.0,
+        mode: 0o100_600,
+        nameless: true,
+        open: true,
+        ..MakeRequest::default()
+    };
     let made: AttrReply = ask(machine, (far.session, SLOTS + 3), Kind::Make, nameless.encode_to_vec()).await;
     let change = LockChange::Exclusive.into();
     let lock = LockRequest { ino: made.attr.unwrap().ino, last: 9, change, ..LockRequest::default() };
@@ -247,10 +253,10 @@ fn made(is_cut: bool) -> Vec<u8> {
         let run = world.run(async {
             let machine = site.start(&world, &[4]).await.unwrap();
             for number in 0..6u8 {
-                let ino = make(&machine, machine.client.root(), &format!("late-{number}"), 0o100_644).await;
-                machine.client.write(ino, 3000, &bytes(number, 40_000)).await.unwrap();
+                let id = make(&machine, machine.client.root(), &format!("late-{number}"), 0o100_644).await;
+                machine.client.write(id, 3000, &bytes(number, 40_000)).await.unwrap();
                 if number % 2 == 0 {
-                    machine.client.fsync(ino).await.unwrap();
+                    machine.client.fsync(id).await.unwrap();
                 }
             }
         });
@@ -277,10 +283,10 @@ fn opened(packed: &[u8]) -> String {
         machine.audit().await;
         // It can be changed, and what was there is there still.
         let root = machine.client.root();
-        let ino = make(&machine, root, "new", 0o100_644).await;
-        machine.client.write(ino, 0, &bytes(9, 100_000)).await.unwrap();
+        let id = make(&machine, root, "new", 0o100_644).await;
+        machine.client.write(id, 0, &bytes(9, 100_000)).await.unwrap();
         machine.client.sync_all().await.unwrap();
-        assert_eq!(read_all(&machine, ino).await, bytes(9, 100_000));
+        assert_eq!(read_all(&machine, id).await, bytes(9, 100_000));
         machine.client.unlink(root, b"new", false).await.unwrap();
         let again = contents(&machine).await;
         let rest = |text: &str, lines| text.lines().skip(lines).map(str::to_owned).collect::<Vec<_>>();

@@ -3,7 +3,7 @@
 use crate::model::make_file;
 use crate::remote::{Way, mount, on_machine};
 use crate::shared::Pages;
-use penstock_base::Ino;
+use penstock_base::FileId;
 use penstock_client::{Client, Failure};
 use std::cell::Cell;
 use std::time::Duration;
@@ -12,8 +12,8 @@ const ESTALE: u16 = 116;
 /// Longer than any wait for a lease.
 const END: Duration = Duration::from_secs(200);
 
-async fn read(client: &Client, pages: &Pages, ino: Ino) -> Result<u64, Failure> {
-    let bytes = pages.try_read(client, ino, 8).await?;
+async fn read(client: &Client, pages: &Pages, file: FileId) -> Result<u64, Failure> {
+    let bytes = pages.try_read(client, file, 8).await?;
     Ok(bytes.try_into().map_or(0, u64::from_le_bytes))
 }
 
@@ -28,17 +28,17 @@ fn a_client_that_is_cut_off_tells_nothing_old() {
             let (client, remote) = mount(&machine, &way).await;
             let (world, env, lease) = (&machine.world, &machine.env, penstock_session::LEASE);
             let pages = Pages::of(&client, world);
-            let ino = make_file(&machine, "register").await.unwrap();
-            machine.client.write(ino, 0, &0u64.to_le_bytes()).await.unwrap();
-            machine.client.fsync(ino).await.unwrap();
-            client.open(ino).await.unwrap();
+            let file = make_file(&machine, "register").await.unwrap();
+            machine.client.write(file, 0, &0u64.to_le_bytes()).await.unwrap();
+            machine.client.fsync(file).await.unwrap();
+            client.open(file).await.unwrap();
             let acknowledged = Cell::new(0u64);
             let writer = async {
                 while env.now() < END {
                     env.sleep(Duration::from_millis(world.below(3000))).await;
                     let value = acknowledged.get() + 1;
-                    machine.client.write(ino, 0, &value.to_le_bytes()).await.unwrap();
-                    machine.client.write(ino, 7 + value, b"!").await.unwrap();
+                    machine.client.write(file, 0, &value.to_le_bytes()).await.unwrap();
+                    machine.client.write(file, 7 + value, b"!").await.unwrap();
                     acknowledged.set(value);
                 }
             };
@@ -47,8 +47,8 @@ fn a_client_that_is_cut_off_tells_nothing_old() {
                     env.sleep(Duration::from_micros(world.below(200_000))).await;
                     let before = acknowledged.get();
                     let found = match of_size {
-                        false => read(&client, &pages, ino).await,
-                        true => client.get_attr(ino).await.map(|attr| attr.size - 8),
+                        false => read(&client, &pages, file).await,
+                        true => client.get_attr(file).await.map(|attr| attr.size - 8),
                     };
                     match found {
                         Ok(found) => assert!(found >= before, "seed {seed}: {found} after {before}"),

@@ -7,7 +7,7 @@
 
 use crate::machine::Machine;
 use crate::model::{pattern, read_all};
-use penstock_base::Ino;
+use penstock_base::{Branch, FileId};
 use penstock_client::{Failure, SetAttrRequest};
 use penstock_wire::metadata::{MakeRequest, ReadDirRequest, RenameRequest};
 use std::cell::{Cell, RefCell};
@@ -145,7 +145,7 @@ impl Load {
     /// Makes the directories of the tasks and the shared files, and syncs them.
     pub async fn prepare(&self, machine: &Machine) -> Result<(), Failure> {
         for task in 0..=TASKS {
-            let root = make(machine, machine.client.root().0, &format!("t{task}"), DIRECTORY).await?;
+            let root = make(machine, machine.client.root().ino.0, &format!("t{task}"), DIRECTORY).await?;
             let mut names = Names::new();
             if task == SHARED {
                 for name in ["s0", "s1"] {
@@ -199,7 +199,7 @@ impl Load {
             (7, Some(node)) => self.unlink(machine, task, &path, node).await,
             (8..=9, Some(node)) => self.rename(machine, task, &path, node).await,
             (10, Some(node)) if self.open.borrow_mut().remove(&node.ino) => {
-                machine.client.release(Ino(node.ino)).await
+                machine.client.release(FileId::of_numbers(0, node.ino)).await
             }
             (_, Some(node)) => self.use_file(machine, node.ino).await,
         }
@@ -207,7 +207,7 @@ impl Load {
 
     async fn use_file(&self, machine: &Machine, ino: u64) -> Result<(), Failure> {
         if self.open.borrow_mut().insert(ino) {
-            machine.client.open(Ino(ino)).await?;
+            machine.client.open(FileId::of_numbers(0, ino)).await?;
         }
         match machine.world.below(12) {
             0..=5 => self.write(machine, ino).await,
@@ -215,7 +215,7 @@ impl Load {
             7..=9 => self.fsync(machine, ino).await,
             _ => {
                 let now = self.files.borrow()[&ino].now();
-                let parts = machine.client.read(Ino(ino), 0, 1 << 40).await?;
+                let parts = machine.client.read(FileId::of_numbers(0, ino), 0, 1 << 40).await?;
                 let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
                 assert!(bytes == *now, "{ino} reads as written ({} of {} bytes)", bytes.len(), now.len());
                 Ok(())
@@ -256,7 +256,7 @@ impl Load {
             image.resize(image.len().max(offset + data.len()), 0);
             image[offset..offset + data.len()].copy_from_slice(&data);
         });
-        machine.client.write(Ino(ino), offset as u64, &data).await?;
+        machine.client.write(FileId::of_numbers(0, ino), offset as u64, &data).await?;
         self.written(ino, image);
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Load {
         let to = machine.world.below((size * 2).clamp(10, MOST_BYTES));
         let image = self.change(ino, |image| image.resize(to as usize, 0));
         let request = SetAttrRequest { ino, size: Some(to), ..SetAttrRequest::default() };
-        machine.client.set_attr(request).await?;
+        machine.client.set_attr(Branch::MAIN, request).await?;
         self.written(ino, image);
         Ok(())
     }
@@ -275,9 +275,9 @@ impl Load {
         let image = self.files.borrow()[&ino].acknowledged;
         let states: Vec<u64> = self.trees.borrow().iter().map(|tree| tree.acknowledged).collect();
         // Chunks of other files may be written at this time, even if no task waits for them.
-        let waits = |other: &u64| *other != ino && machine.client.is_unsynced(Ino(*other));
+        let waits = |other: &u64| *other != ino && machine.client.is_unsynced(FileId::of_numbers(0, *other));
         let others = self.running.get() > 1 || self.files.borrow().keys().any(waits);
-        machine.fsync(Ino(ino), others).await?;
+        machine.fsync(FileId::of_numbers(0, ino), others).await?;
         if let Some(file) = self.files.borrow_mut().get_mut(&ino) {
             file.sync(image);
         }
@@ -341,14 +341,15 @@ impl Load {
         }
         let full = names.keys().any(|name| name.starts_with(&format!("{path}/")));
         if full {
-            let failure = machine.client.unlink(Ino(root), path.as_bytes(), true).await.unwrap_err();
+            let failure =
+                machine.client.unlink(FileId::of_numbers(0, root), path.as_bytes(), true).await.unwrap_err();
             assert_eq!(failure.errno, 39, "{path} has entries");
             return Ok(());
         }
         let state = self.trees.borrow_mut()[task].begin(|names| {
             names.remove(&path);
         });
-        machine.client.unlink(Ino(root), path.as_bytes(), true).await?;
+        machine.client.unlink(FileId::of_numbers(0, root), path.as_bytes(), true).await?;
         self.acknowledge(task, state);
         Ok(())
     }
@@ -382,7 +383,10 @@ impl Load {
         let state = self.trees.borrow_mut()[task].begin(|names| {
             names.insert(to.clone(), node);
         });
-        machine.client.link(Ino(node.ino), Ino(dir), split(&to).1.as_bytes()).await?;
+        machine
+            .client
+            .link(FileId::of_numbers(0, node.ino), FileId::of_numbers(0, dir), split(&to).1.as_bytes())
+            .await?;
         self.acknowledge(task, state);
         Ok(())
     }
@@ -392,7 +396,7 @@ impl Load {
         let state = self.trees.borrow_mut()[task].begin(|names| {
             names.remove(path);
         });
-        machine.client.unlink(Ino(dir), split(path).1.as_bytes(), false).await?;
+        machine.client.unlink(FileId::of_numbers(0, dir), split(path).1.as_bytes(), false).await?;
         self.acknowledge(task, state);
         self.note_nameless(task, node.ino);
         Ok(())
@@ -413,7 +417,7 @@ impl Load {
         }
         self.orphans.borrow_mut().remove(&(task, ino));
         self.open.borrow_mut().remove(&ino);
-        machine.client.release(Ino(ino)).await
+        machine.client.release(FileId::of_numbers(0, ino)).await
     }
 
     async fn rename(&self, machine: &Machine, task: usize, path: &str, node: Node) -> Result<(), Failure> {
@@ -469,7 +473,7 @@ impl Load {
         let known = self.files.borrow().clone();
         let mut files = BTreeMap::new();
         for (ino, path) in named {
-            let bytes = read_all(machine, Ino(ino)).await;
+            let bytes = read_all(machine, FileId::of_numbers(0, ino)).await;
             match known.get(&ino) {
                 Some(file) => file.check(&path, &bytes),
                 None => assert!(bytes.is_empty(), "{path} was only just made"),
@@ -488,7 +492,7 @@ impl Load {
         let open = std::mem::take(&mut *self.open.borrow_mut());
         self.orphans.borrow_mut().clear();
         for ino in open {
-            machine.client.release(Ino(ino)).await?;
+            machine.client.release(FileId::of_numbers(0, ino)).await?;
         }
         machine.client.sync_all().await?;
         let (now, newest): (Vec<u64>, BTreeMap<u64, u64>) = (
@@ -511,13 +515,13 @@ impl Load {
             paths.sort_by_key(|(path, _)| std::cmp::Reverse(path.matches('/').count()));
             for (path, node) in paths {
                 let dir = self.dir_of(task, &path).expect("what has a name is in a directory");
-                client.unlink(Ino(dir), split(&path).1.as_bytes(), node.directory).await?;
+                client.unlink(FileId::of_numbers(0, dir), split(&path).1.as_bytes(), node.directory).await?;
             }
             client.unlink(client.root(), format!("t{task}").as_bytes(), true).await?;
         }
         let open = std::mem::take(&mut *self.open.borrow_mut());
         for ino in open {
-            client.release(Ino(ino)).await?;
+            client.release(FileId::of_numbers(0, ino)).await?;
         }
         self.orphans.borrow_mut().clear();
         client.sync_all().await
@@ -533,7 +537,7 @@ fn same_names(state: &Names, found: &Names) -> bool {
 
 async fn make(machine: &Machine, dir: u64, name: &str, mode: u32) -> Result<u64, Failure> {
     let request = MakeRequest { dir, name: name.into(), mode, ..MakeRequest::default() };
-    Ok(machine.client.make(request).await?.ino)
+    Ok(machine.client.make(Branch::MAIN, request).await?.ino)
 }
 
 async fn rename(machine: &Machine, from: (u64, &str), to: (u64, &str)) -> Result<(), Failure> {
@@ -544,7 +548,7 @@ async fn rename(machine: &Machine, from: (u64, &str), to: (u64, &str)) -> Result
         new_name: to.1.into(),
         ..RenameRequest::default()
     };
-    machine.client.rename(request).await.map(drop)
+    machine.client.rename(Branch::MAIN, request).await.map(drop)
 }
 
 async fn list_tree(machine: &Machine, root: u64) -> Names {
@@ -552,7 +556,7 @@ async fn list_tree(machine: &Machine, root: u64) -> Names {
     let mut queue = vec![(root, String::new())];
     while let Some((dir, prefix)) = queue.pop() {
         let request = ReadDirRequest { dir, after: 0, limit: 1000, attributes: true };
-        for entry in machine.client.read_dir(request).await.unwrap().entries {
+        for entry in machine.client.read_dir(Branch::MAIN, request).await.unwrap().entries {
             let path = format!("{prefix}{}", String::from_utf8(entry.name).unwrap());
             let directory = entry.kind == 0o040_000;
             if directory {

@@ -1,8 +1,8 @@
 //! A load of file operations, and a model of the state that must be left of it.
 
 use crate::machine::Machine;
-use penstock_base::Ino;
 use penstock_base::env::Runtime;
+use penstock_base::{Branch, FileId};
 use penstock_client::{Failure, SetAttrRequest};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::{MakeRequest, ReadDirRequest, RenameRequest};
@@ -27,15 +27,15 @@ pub struct Model {
     pub unsure: RefCell<BTreeSet<String>>,
 }
 
-pub async fn make_file(machine: &Machine, name: &str) -> Result<Ino, Failure> {
+pub async fn make_file(machine: &Machine, name: &str) -> Result<FileId, Failure> {
     let request = MakeRequest {
-        dir: machine.client.root().0,
+        dir: machine.client.root().ino.0,
         name: name.as_bytes().to_vec(),
         mode: 0o100_644,
         open: true,
         ..MakeRequest::default()
     };
-    Ok(Ino(machine.client.make(request).await?.ino))
+    Ok(machine.client.make(Branch::MAIN, request).await?.file())
 }
 
 pub fn pattern(world: &penstock_sim::World, len: usize) -> Vec<u8> {
@@ -51,26 +51,26 @@ impl Model {
         let known = self.files.borrow().get(&name).cloned();
         let Some(file) = known else {
             self.unsure.borrow_mut().insert(name.clone());
-            let ino = make_file(machine, &name).await?;
-            let file = FileModel { ino: ino.0, ..FileModel::default() };
+            let id = make_file(machine, &name).await?;
+            let file = FileModel { ino: id.ino.0, ..FileModel::default() };
             self.files.borrow_mut().insert(name, file);
             return Ok(());
         };
-        let ino = Ino(file.ino);
+        let id = FileId::of_numbers(0, file.ino);
         match world.below(14) {
-            0..=5 => self.write(machine, &name, ino, file.now.len()).await,
-            6 => self.truncate(machine, &name, ino, file.now.len()).await,
-            7..=8 => self.fsync(machine, &name, ino).await,
+            0..=5 => self.write(machine, &name, id, file.now.len()).await,
+            6 => self.truncate(machine, &name, id, file.now.len()).await,
+            7..=8 => self.fsync(machine, &name, id).await,
             9 => self.rename(machine, task, &name).await,
-            11..=12 => self.change_space(machine, &name, ino, file.now.len()).await,
+            11..=12 => self.change_space(machine, &name, id, file.now.len()).await,
             10 => {
                 self.unsure.borrow_mut().insert(name.clone());
                 self.files.borrow_mut().remove(&name);
                 machine.client.unlink(machine.client.root(), name.as_bytes(), false).await?;
-                machine.client.release(ino).await
+                machine.client.release(id).await
             }
             _ => {
-                let read = machine.client.read(ino, 0, 1 << 30).await?;
+                let read = machine.client.read(id, 0, 1 << 30).await?;
                 let bytes: Vec<u8> = read.iter().flat_map(|part| part.to_vec()).collect();
                 assert!(
                     bytes == file.now,
@@ -91,7 +91,7 @@ impl Model {
         change(&mut file.now);
     }
 
-    async fn write(&self, machine: &Machine, name: &str, ino: Ino, size: usize) -> Result<(), Failure> {
+    async fn write(&self, machine: &Machine, name: &str, id: FileId, size: usize) -> Result<(), Failure> {
         let world = &machine.world;
         let offset = match world.below(3) {
             0 => size,
@@ -110,14 +110,14 @@ impl Model {
             }
             now[offset..offset + len].copy_from_slice(&data);
         });
-        machine.client.write(ino, offset as u64, &data).await
+        machine.client.write(id, offset as u64, &data).await
     }
 
     async fn change_space(
         &self,
         machine: &Machine,
         name: &str,
-        ino: Ino,
+        id: FileId,
         size: usize,
     ) -> Result<(), Failure> {
         let world = &machine.world;
@@ -134,22 +134,22 @@ impl Model {
                 now[offset..end].fill(0);
             }
         });
-        machine.client.change_space(ino, offset as u64, len as u64, change, keep_size).await
+        machine.client.change_space(id, offset as u64, len as u64, change, keep_size).await
     }
 
-    async fn truncate(&self, machine: &Machine, name: &str, ino: Ino, size: usize) -> Result<(), Failure> {
+    async fn truncate(&self, machine: &Machine, name: &str, id: FileId, size: usize) -> Result<(), Failure> {
         let to = machine.world.below(size as u64 * 2 + 10) as usize;
         self.change(name, |now| now.resize(to, 0));
-        let request = SetAttrRequest { ino: ino.0, size: Some(to as u64), ..SetAttrRequest::default() };
-        machine.client.set_attr(request).await.map(|_| ())
+        let request = SetAttrRequest { ino: id.ino.0, size: Some(to as u64), ..SetAttrRequest::default() };
+        machine.client.set_attr(Branch::MAIN, request).await.map(|_| ())
     }
 
-    pub async fn fsync(&self, machine: &Machine, name: &str, ino: Ino) -> Result<(), Failure> {
+    pub async fn fsync(&self, machine: &Machine, name: &str, id: FileId) -> Result<(), Failure> {
         let image = self.files.borrow()[name].now.clone();
         let done = self.files.borrow()[name].images.len();
         // The fsync also makes names durable that nobody is changing, that is, the names of this task only.
         let mine = name.split('-').next().unwrap().to_owned() + "-";
-        machine.fsync(ino, true).await?;
+        machine.fsync(id, true).await?;
         let mut files = self.files.borrow_mut();
         let file = files.get_mut(name).unwrap();
         file.synced = image;
@@ -165,7 +165,7 @@ impl Model {
         }
         let replaced = self.files.borrow().get(&to).map(|file| file.ino);
         self.unsure.borrow_mut().extend([name.to_owned(), to.clone()]);
-        let root = machine.client.root().0;
+        let root = machine.client.root().ino.0;
         let request = RenameRequest {
             dir: root,
             name: name.as_bytes().to_vec(),
@@ -178,9 +178,9 @@ impl Model {
             let file = files.remove(name).unwrap();
             files.insert(to, file);
         }
-        machine.client.rename(request).await?;
+        machine.client.rename(Branch::MAIN, request).await?;
         match replaced {
-            Some(ino) => machine.client.release(Ino(ino)).await,
+            Some(ino) => machine.client.release(FileId::of_numbers(0, ino)).await,
             None => Ok(()),
         }
     }
@@ -198,11 +198,11 @@ impl Model {
             };
             if unsure {
                 // It is open which file has the name now, but it must be readable.
-                read_all(machine, Ino(*ino)).await;
+                read_all(machine, FileId::of_numbers(0, *ino)).await;
                 continue;
             }
             assert_eq!(*ino, file.ino, "{name} is another file");
-            let bytes = read_all(machine, Ino(*ino)).await;
+            let bytes = read_all(machine, FileId::of_numbers(0, *ino)).await;
             file.check(name, &bytes);
         }
     }
@@ -213,7 +213,7 @@ impl Model {
         let files = self.files.borrow().clone();
         assert_eq!(names.keys().collect::<Vec<_>>(), files.keys().collect::<Vec<_>>());
         for (name, file) in &files {
-            let bytes = read_all(machine, Ino(names[name])).await;
+            let bytes = read_all(machine, FileId::of_numbers(0, names[name])).await;
             assert!(bytes == file.now, "{name} is as it was");
         }
     }
@@ -238,8 +238,8 @@ impl FileModel {
     }
 }
 
-pub async fn read_all(machine: &Machine, ino: Ino) -> Vec<u8> {
-    let parts = machine.client.read(ino, 0, 1 << 40).await.unwrap();
+pub async fn read_all(machine: &Machine, id: FileId) -> Vec<u8> {
+    let parts = machine.client.read(id, 0, 1 << 40).await.unwrap();
     parts.iter().flat_map(|part| part.to_vec()).collect()
 }
 
@@ -247,8 +247,8 @@ pub async fn list(machine: &Machine) -> BTreeMap<String, u64> {
     let mut names = BTreeMap::new();
     let mut after = 0;
     loop {
-        let request = ReadDirRequest { dir: machine.client.root().0, after, limit: 7, attributes: true };
-        let reply = machine.client.read_dir(request).await.unwrap();
+        let request = ReadDirRequest { dir: machine.client.root().ino.0, after, limit: 7, attributes: true };
+        let reply = machine.client.read_dir(Branch::MAIN, request).await.unwrap();
         for entry in &reply.entries {
             assert!(entry.cookie > after, "cookies rise");
             after = entry.cookie;

@@ -1,7 +1,7 @@
 //! Plants damage of every kind, by changing rows without the services.
 
 use crate::machine::Machine;
-use penstock_base::{Birth, Branch, FileId, FindingKind as Kind, Ino};
+use penstock_base::{Birth, Branch, FileId, FindingKind as Kind};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
 use penstock_kv::{Kv, WriteSet};
 use std::ops::Range;
@@ -10,12 +10,12 @@ use std::rc::Rc;
 /// Inodes of the store that is damaged.
 #[derive(Clone, Copy)]
 pub struct Known {
-    pub root: Ino,
-    pub keep: Ino,
-    pub victim: Ino,
-    pub dir: Ino,
-    pub inner: Ino,
-    pub other: Ino,
+    pub root: FileId,
+    pub keep: FileId,
+    pub victim: FileId,
+    pub dir: FileId,
+    pub inner: FileId,
+    pub other: FileId,
 }
 
 /// Access to rows by the keys that docs/format/kv.md defines.
@@ -28,29 +28,29 @@ fn key(tag: u8, words: &[u64]) -> Vec<u8> {
     std::iter::once(tag).chain(words).collect()
 }
 
-fn inode(ino: Ino) -> Vec<u8> {
-    key(0x10, &[0, ino.0, Birth::FIRST.suffix()])
+fn inode(id: FileId) -> Vec<u8> {
+    key(0x10, &[id.branch.0, id.ino.0, Birth::FIRST.suffix()])
 }
 
-fn removed(ino: Ino) -> Vec<u8> {
-    key(0x13, &[0, ino.0])
+fn removed(id: FileId) -> Vec<u8> {
+    key(0x13, &[0, id.ino.0])
 }
 
-fn file(ino: Ino) -> Vec<u8> {
-    FileRow::key(FileId::main(ino), Birth::FIRST)
+fn file(id: FileId) -> Vec<u8> {
+    FileRow::key(id, Birth::FIRST)
 }
 
-fn map(ino: Ino, index: u64) -> Vec<u8> {
-    ChunkKey { file: FileId::main(ino), index }.row(Birth::FIRST)
+fn map(id: FileId, index: u64) -> Vec<u8> {
+    ChunkKey { file: id, index }.row(Birth::FIRST)
 }
 
-fn entry_value(ino: Ino, kind: u32, name: &[u8]) -> Vec<u8> {
+fn entry_value(id: FileId, kind: u32, name: &[u8]) -> Vec<u8> {
     let len = name.len() as u32;
-    [&[2, 0][..], &ino.0.to_le_bytes(), &kind.to_le_bytes(), &len.to_le_bytes(), name].concat()
+    [&[2, 0][..], &id.ino.0.to_le_bytes(), &kind.to_le_bytes(), &len.to_le_bytes(), name].concat()
 }
 
 const REGULAR: u32 = 0o100_000;
-const NOWHERE: Ino = Ino((1 << 40) + 3000);
+const NOWHERE: FileId = FileId::of_numbers(0, (1 << 40) + 3000);
 
 impl Rows {
     pub fn of(machine: &Machine) -> Self {
@@ -85,45 +85,45 @@ impl Rows {
     }
 
     /// Cookie and value of a name's entry.
-    async fn entry(&self, dir: Ino, name: &[u8]) -> (u64, Vec<u8>) {
-        let (from, until) = (key(0x11, &[0, dir.0]), key(0x11, &[0, dir.0 + 1]));
+    async fn entry(&self, dir: FileId, name: &[u8]) -> (u64, Vec<u8>) {
+        let (from, until) = (key(0x11, &[0, dir.ino.0]), key(0x11, &[0, dir.ino.0 + 1]));
         let rows = self.kv.scan(from, until, 1000).await.unwrap();
         let (key, value) =
             rows.into_iter().find(|(_, value)| value.ends_with(name)).expect("it has the name");
         (u64::from_be_bytes(key[17..25].try_into().unwrap()), value)
     }
 
-    async fn put_entry(&self, dir: Ino, cookie: u64, value: Vec<u8>) {
-        self.put(key(0x11, &[0, dir.0, cookie, Birth::FIRST.suffix()]), value).await;
+    async fn put_entry(&self, dir: FileId, cookie: u64, value: Vec<u8>) {
+        self.put(key(0x11, &[0, dir.ino.0, cookie, Birth::FIRST.suffix()]), value).await;
     }
 
-    async fn delete_entry(&self, dir: Ino, name: &[u8]) {
+    async fn delete_entry(&self, dir: FileId, name: &[u8]) {
         let (cookie, _) = self.entry(dir, name).await;
-        self.delete(key(0x11, &[0, dir.0, cookie, Birth::FIRST.suffix()])).await;
+        self.delete(key(0x11, &[0, dir.ino.0, cookie, Birth::FIRST.suffix()])).await;
     }
 
-    pub async fn extents(&self, ino: Ino) -> Vec<Extent> {
-        MapRow::decode(&self.get(map(ino, 0)).await, Birth::FIRST).unwrap().extents
+    pub async fn extents(&self, id: FileId) -> Vec<Extent> {
+        MapRow::decode(&self.get(map(id, 0)).await, Birth::FIRST).unwrap().extents
     }
 
-    async fn put_extents(&self, ino: Ino, extents: Vec<Extent>) {
-        let truncations = MapRow::decode(&self.get(map(ino, 0)).await, Birth::FIRST).unwrap().truncations;
-        self.put(map(ino, 0), MapRow { truncations, extents }.encode(Birth::FIRST)).await;
+    async fn put_extents(&self, id: FileId, extents: Vec<Extent>) {
+        let truncations = MapRow::decode(&self.get(map(id, 0)).await, Birth::FIRST).unwrap().truncations;
+        self.put(map(id, 0), MapRow { truncations, extents }.encode(Birth::FIRST)).await;
     }
 
-    async fn add_extent(&self, ino: Ino, count: u32, block: u64) {
-        let mut extents = self.extents(ino).await;
+    async fn add_extent(&self, id: FileId, count: u32, block: u64) {
+        let mut extents = self.extents(id).await;
         let last = extents.last().unwrap();
         let first = last.first + last.count;
         extents.push(Extent { first, count, block, preallocated: false, birth: Birth::FIRST });
-        self.put_extents(ino, extents).await;
+        self.put_extents(id, extents).await;
     }
 
     /// Inserts an extent of no block at the start of the map.
-    pub async fn put_empty_extent_first(&self, ino: Ino) {
-        let mut extents = self.extents(ino).await;
+    pub async fn put_empty_extent_first(&self, id: FileId) {
+        let mut extents = self.extents(id).await;
         extents.insert(0, Extent { count: 0, ..extents[0] });
-        self.put_extents(ino, extents).await;
+        self.put_extents(id, extents).await;
     }
 
     /// Rows of sessions of other processes with the numbers that are given next.
@@ -143,31 +143,31 @@ impl Rows {
     }
 
     /// The inode of a file says an old truncate generation.
-    pub async fn put_old_generation(&self, ino: Ino) {
-        self.patch(inode(ino), 93..101, &1u64.to_le_bytes()).await;
+    pub async fn put_old_generation(&self, id: FileId) {
+        self.patch(inode(id), 93..101, &1u64.to_le_bytes()).await;
     }
 
     /// One byte of a file's row on the target, and one of an account's, say what this release never says.
-    pub async fn put_odd_counts(&self, ino: Ino, owner: Owner) {
-        self.patch(file(ino), 10..11, &[4]).await;
+    pub async fn put_odd_counts(&self, id: FileId, owner: Owner) {
+        self.patch(file(id), 10..11, &[4]).await;
         self.patch(owner.account(Branch::MAIN), 0..1, &[9]).await;
     }
 
     /// The root's row has contents of an unknown kind, and a file has no name.
-    pub async fn put_odd_root(&self, root: Ino) {
+    pub async fn put_odd_root(&self, root: FileId) {
         self.patch(inode(root), 138..139, &[9]).await;
         self.delete_entry(root, b"victim").await;
     }
 
     /// A map row without extents, of the last chunk that a key can name.
-    pub async fn put_last_chunk(&self, ino: Ino) {
+    pub async fn put_last_chunk(&self, id: FileId) {
         let row = MapRow { truncations: 0, extents: Vec::new() };
-        self.put(map(ino, u64::MAX), row.encode(Birth::FIRST)).await;
+        self.put(map(id, u64::MAX), row.encode(Birth::FIRST)).await;
     }
 
     /// The root's row says that it is another inode, and another inode's row cannot be read.
-    pub async fn put_wrong_root(&self, root: Ino, unreadable: Ino) {
-        self.patch(inode(root), 1..9, &NOWHERE.0.to_le_bytes()).await;
+    pub async fn put_wrong_root(&self, root: FileId, unreadable: FileId) {
+        self.patch(inode(root), 1..9, &NOWHERE.ino.0.to_le_bytes()).await;
         self.cut(inode(unreadable), 20).await;
     }
 
@@ -192,7 +192,7 @@ impl Rows {
             }
             Kind::BadGroupRow => self.cut(key(0x21, &[0]), 10).await,
             Kind::InodeReservationTooLow => {
-                self.patch(key(0x01, &[0]), 73..81, &(root.0 + 1).to_le_bytes()).await;
+                self.patch(key(0x01, &[0]), 73..81, &(root.ino.0 + 1).to_le_bytes()).await;
             }
             Kind::SessionReservationTooLow => {
                 self.put_session(1 << 40).await;
@@ -208,9 +208,9 @@ impl Rows {
             Kind::WrongInodeNumber => self.patch(inode(victim), 1..9, &[9; 8]).await,
             Kind::BadEntryRow => {
                 let (cookie, _) = self.entry(root, b"victim").await;
-                self.cut(key(0x11, &[0, root.0, cookie, Birth::FIRST.suffix()]), 5).await;
+                self.cut(key(0x11, &[0, root.ino.0, cookie, Birth::FIRST.suffix()]), 5).await;
             }
-            Kind::BadXattrRow => self.put(key(0x12, &[0, victim.0]), b"value".to_vec()).await,
+            Kind::BadXattrRow => self.put(key(0x12, &[0, victim.ino.0]), b"value".to_vec()).await,
             Kind::BadQueueRow => self.put(vec![0x13, 7], vec![1]).await,
             Kind::BadMapRow => self.cut(map(victim, 0), 9).await,
             Kind::ExtentBeyondChunk => {
@@ -233,7 +233,7 @@ impl Rows {
             }
             Kind::WrongEntryKind => {
                 let (cookie, _) = self.entry(root, b"victim").await;
-                let at = key(0x11, &[0, root.0, cookie, Birth::FIRST.suffix()]);
+                let at = key(0x11, &[0, root.ino.0, cookie, Birth::FIRST.suffix()]);
                 self.patch(at, 10..14, &0o120_000u32.to_le_bytes()).await;
             }
             Kind::EntryWithoutDirectory => {

@@ -3,7 +3,6 @@
 use crate::machine::Site;
 use crate::model::make_file;
 use crate::plant::Rows;
-use penstock_base::Ino;
 use penstock_node::StartError;
 use penstock_sim::{CutMode, World};
 
@@ -22,7 +21,7 @@ fn refused_then_one_is_lost(k: usize, m: usize) {
                 machine.client.write(file, 0, &[7; 100_000]).await.unwrap();
                 machine.client.fsync(file).await.unwrap();
             } else {
-                let file = Ino(machine.client.lookup(root, b"file").await.unwrap().ino);
+                let file = machine.client.lookup(root, b"file").await.unwrap().file();
                 let found = machine.client.read(file, 0, 100_000).await.unwrap();
                 assert!(found.iter().all(|part| part.iter().all(|byte| *byte == 7)));
             }

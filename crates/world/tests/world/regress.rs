@@ -3,7 +3,7 @@
 use crate::machine::{Machine, Planned, Site, path, with_a_cut_between};
 use crate::model::{make_file, read_all};
 use crate::remote::on_machine;
-use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_base::{BLOCK_BYTES, Branch, FileId};
 use penstock_client::SetAttrRequest;
 use penstock_drive::copies::{COPY_BYTES, places};
 use penstock_drive::{Fault, Op, superblock};
@@ -16,21 +16,21 @@ use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-async fn resize(machine: &Machine, ino: Ino, size: u64) {
-    let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-    machine.client.set_attr(request).await.unwrap();
+async fn resize(machine: &Machine, file: FileId, size: u64) {
+    let request = SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() };
+    machine.client.set_attr(Branch::MAIN, request).await.unwrap();
 }
 
-async fn lookup(machine: &Machine, name: &str) -> Ino {
-    Ino(machine.client.lookup(machine.client.root(), name.as_bytes()).await.unwrap().ino)
+async fn lookup(machine: &Machine, name: &str) -> FileId {
+    machine.client.lookup(machine.client.root(), name.as_bytes()).await.unwrap().file()
 }
 
 #[test]
 fn what_a_crash_left_behind_the_end_is_not_in_a_hole() {
     let before = async |machine: &Machine| {
         for name in ["resized", "written"] {
-            let ino = make_file(machine, name).await.unwrap();
-            machine.client.write(ino, 0, &[7; 200_000]).await.unwrap();
+            let file = make_file(machine, name).await.unwrap();
+            machine.client.write(file, 0, &[7; 200_000]).await.unwrap();
         }
         // Makes the blocks durable; the sizes are still only in the client.
         machine.node.check_fs().await.unwrap();
@@ -53,13 +53,13 @@ fn what_a_crash_left_behind_the_end_is_not_in_a_hole() {
 #[test]
 fn bytes_that_were_cut_off_do_not_return_with_a_larger_size() {
     let before = async |machine: &Machine| {
-        let ino = make_file(machine, "file").await.unwrap();
+        let file = make_file(machine, "file").await.unwrap();
         let other = make_file(machine, "other").await.unwrap();
-        machine.client.write(ino, 0, &[7; 8192]).await.unwrap();
-        machine.client.fsync(ino).await.unwrap();
-        resize(machine, ino, 5000).await;
-        machine.client.fsync(ino).await.unwrap();
-        resize(machine, ino, 8192).await;
+        machine.client.write(file, 0, &[7; 8192]).await.unwrap();
+        machine.client.fsync(file).await.unwrap();
+        resize(machine, file, 5000).await;
+        machine.client.fsync(file).await.unwrap();
+        resize(machine, file, 8192).await;
         // Makes the new size durable.
         machine.client.fsync(other).await.unwrap();
     };
@@ -74,20 +74,20 @@ fn bytes_that_were_cut_off_do_not_return_with_a_larger_size() {
 #[test]
 fn inode_numbers_are_reserved_again_when_the_transaction_that_did_failed() {
     let too_long = |machine: &Machine| MakeRequest {
-        dir: machine.client.root().0,
+        dir: machine.client.root().ino.0,
         name: "link".into(),
         mode: 0o120_777,
         target: vec![b'x'; 5000],
         ..MakeRequest::default()
     };
-    let first = std::cell::Cell::new(Ino(0));
+    let first = std::cell::Cell::new(FileId::of_numbers(0, 0));
     let before = async |machine: &Machine| {
-        assert_eq!(machine.client.make(too_long(machine)).await.unwrap_err().errno, 36);
+        assert_eq!(machine.client.make(Branch::MAIN, too_long(machine)).await.unwrap_err().errno, 36);
         first.set(make_file(machine, "one").await.unwrap());
         machine.client.fsync(first.get()).await.unwrap();
     };
     let after = async |machine: &Machine| {
-        assert_eq!(machine.client.make(too_long(machine)).await.unwrap_err().errno, 36);
+        assert_eq!(machine.client.make(Branch::MAIN, too_long(machine)).await.unwrap_err().errno, 36);
         assert_ne!(make_file(machine, "two").await.unwrap(), first.get());
     };
     with_a_cut_between(70, before, after);
@@ -102,35 +102,35 @@ fn chunks_written_here_and_there_are_written_again_as_a_whole() {
         let block = |at: usize| if at.is_multiple_of(3) && round > 0 { round } else { at as u8 };
         (0..4 * MIB).map(|at| block(at / 4096)).collect()
     };
-    let write_round = async |machine: &Machine, ino: Ino, round: u8| {
+    let write_round = async |machine: &Machine, file: FileId, round: u8| {
         for block in (0..4 * MIB / 4096).step_by(3) {
-            machine.client.write(ino, block as u64 * 4096, &[round; 4096]).await.unwrap();
+            machine.client.write(file, block as u64 * 4096, &[round; 4096]).await.unwrap();
         }
     };
     let before = async |machine: &Machine| {
-        let ino = make_file(machine, "f").await.unwrap();
-        machine.client.write(ino, 0, &expected(0)).await.unwrap();
-        machine.client.fsync(ino).await.unwrap();
+        let file = make_file(machine, "f").await.unwrap();
+        machine.client.write(file, 0, &expected(0)).await.unwrap();
+        machine.client.fsync(file).await.unwrap();
         let old = machine.node.fs_report();
         assert_eq!((old.rewritten_chunks, old.logged_chunks), (0, 0));
-        write_round(machine, ino, 200).await;
-        machine.client.fsync(ino).await.unwrap();
+        write_round(machine, file, 200).await;
+        machine.client.fsync(file).await.unwrap();
         let new = machine.node.fs_report();
         assert_eq!(new.rewritten_chunks, new.whole_chunks - old.whole_chunks, "of {}", new.whole_chunks);
         assert!(new.rewritten_chunks > 0);
-        assert!(read_all(machine, ino).await == expected(200));
+        assert!(read_all(machine, file).await == expected(200));
         // The last chunk ends with the file, and one further block is next to a hole: both are written block
         // by block.
-        resize(machine, ino, 8 << 20).await;
-        machine.client.write(ino, 6 << 20, &[9; 300_000]).await.unwrap();
-        machine.client.fsync(ino).await.unwrap();
+        resize(machine, file, 8 << 20).await;
+        machine.client.write(file, 6 << 20, &[9; 300_000]).await.unwrap();
+        machine.client.fsync(file).await.unwrap();
         assert_eq!(machine.node.fs_report().rewritten_chunks, new.rewritten_chunks);
-        resize(machine, ino, 4 << 20).await;
-        machine.client.fsync(ino).await.unwrap();
+        resize(machine, file, 4 << 20).await;
+        machine.client.fsync(file).await.unwrap();
     };
     let after = async |machine: &Machine| {
-        let ino = lookup(machine, "f").await;
-        assert!(read_all(machine, ino).await == expected(200));
+        let file = lookup(machine, "f").await;
+        assert!(read_all(machine, file).await == expected(200));
     };
     with_a_cut_between(70, before, after);
 }
@@ -173,9 +173,9 @@ fn a_damaged_label_costs_the_member_and_not_the_start() {
     for unreadable in [false, true] {
         let site = Site::new();
         live(&site, 72, async |machine| {
-            let ino = make_file(machine, "f").await.unwrap();
-            machine.client.write(ino, 0, &[7; 200_000]).await.unwrap();
-            machine.client.fsync(ino).await.unwrap();
+            let file = make_file(machine, "f").await.unwrap();
+            machine.client.write(file, 0, &[7; 200_000]).await.unwrap();
+            machine.client.fsync(file).await.unwrap();
         });
         let (disk, world) = (site.disks.borrow()[&path(1)].clone(), World::new(1));
         let drive = SimDrive::new(&world, disk.clone());
@@ -206,8 +206,8 @@ fn a_damaged_label_costs_the_member_and_not_the_start() {
             if !unreadable {
                 machine.rebuild().await;
             }
-            let ino = lookup(machine, "f").await;
-            assert!(read_all(machine, ino).await == [7; 200_000]);
+            let file = lookup(machine, "f").await;
+            assert!(read_all(machine, file).await == [7; 200_000]);
             machine.audit().await;
         });
         live(&site, 74, async |machine| {
@@ -224,20 +224,20 @@ fn a_file_that_is_opened_while_it_is_cut_can_be_written() {
     on_machine(9900, async |_, machine| {
         let client = &machine.client;
         for round in 0..200 {
-            let ino = make_file(&machine, &format!("file {round}")).await.unwrap();
-            client.write(ino, 0, &[1; 9000]).await.unwrap();
-            client.fsync(ino).await.unwrap();
-            client.release(ino).await.unwrap();
-            let cut = SetAttrRequest { ino: ino.0, size: Some(3), ..SetAttrRequest::default() };
+            let file = make_file(&machine, &format!("file {round}")).await.unwrap();
+            client.write(file, 0, &[1; 9000]).await.unwrap();
+            client.fsync(file).await.unwrap();
+            client.release(file).await.unwrap();
+            let cut = SetAttrRequest { ino: file.ino.0, size: Some(3), ..SetAttrRequest::default() };
             let running = Rc::new(Cell::new(2));
             let (opens, cuts) = (client.clone(), client.clone());
             let (one, other) = (running.clone(), running.clone());
             let open = async move {
-                opens.open(ino).await.unwrap();
+                opens.open(file).await.unwrap();
                 one.set(one.get() - 1);
             };
             let cut = async move {
-                cuts.set_attr(cut).await.unwrap();
+                cuts.set_attr(Branch::MAIN, cut).await.unwrap();
                 other.set(other.get() - 1);
             };
             machine.env.spawn("open", Box::pin(open));
@@ -245,9 +245,9 @@ fn a_file_that_is_opened_while_it_is_cut_can_be_written() {
             while running.get() > 0 {
                 machine.env.sleep(Duration::from_nanos(1)).await;
             }
-            client.write(ino, 3, &[2; 9]).await.unwrap();
-            assert_eq!(read_all(&machine, ino).await, [&[1; 3][..], &[2; 9]].concat(), "round {round}");
-            client.release(ino).await.unwrap();
+            client.write(file, 3, &[2; 9]).await.unwrap();
+            assert_eq!(read_all(&machine, file).await, [&[1; 3][..], &[2; 9]].concat(), "round {round}");
+            client.release(file).await.unwrap();
         }
         machine.stop().await;
     });

@@ -2,7 +2,7 @@
 
 use crate::machine::{Machine, Site};
 use penstock_base::env::{random_id, timeout};
-use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, Id128, Ino, LocalBoxFuture, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Branch, Buf, ErrorKind, FileId, Id128, Ino, LocalBoxFuture, crc32c_blocks};
 use penstock_client::{Client, Failure};
 use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
 use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Remote, Server, Token};
@@ -152,14 +152,14 @@ pub async fn restart(site: &Site, machine: Machine, way: &Rc<Way>, down: Duratio
     machine
 }
 
-pub async fn make(client: &Client, name: &str) -> Result<Ino, Failure> {
-    let (dir, mode) = (client.root().0, 0o100_644);
+pub async fn make(client: &Client, name: &str) -> Result<FileId, Failure> {
+    let (dir, mode) = (client.root().ino.0, 0o100_644);
     let request = MakeRequest { dir, name: name.into(), mode, open: true, ..MakeRequest::default() };
-    Ok(Ino(client.make(request).await?.ino))
+    Ok(client.make(Branch::MAIN, request).await?.file())
 }
 
-pub async fn read(client: &Client, ino: Ino) -> Vec<u8> {
-    let parts = client.read(ino, 0, 1 << 20).await.unwrap();
+pub async fn read(client: &Client, id: FileId) -> Vec<u8> {
+    let parts = client.read(id, 0, 1 << 20).await.unwrap();
     parts.iter().flat_map(|part| part.to_vec()).collect()
 }
 
@@ -168,21 +168,21 @@ async fn live(client: &Client, number: usize) {
     let root = client.root();
     for round in 0..8 {
         let (name, moved) = (format!("new-{number}"), format!("kept-{number}-{round}"));
-        let ino = make(client, &name).await.unwrap();
+        let id = make(client, &name).await.unwrap();
         let bytes = vec![(number * 16 + round) as u8; 5000 + number * 4001];
-        client.write(ino, 0, &bytes).await.unwrap();
+        client.write(id, 0, &bytes).await.unwrap();
         let request = RenameRequest {
-            dir: root.0,
+            dir: root.ino.0,
             name: name.into(),
-            new_dir: root.0,
+            new_dir: root.ino.0,
             new_name: moved.clone().into(),
             no_replace: true,
             ..RenameRequest::default()
         };
-        client.rename(request).await.unwrap();
-        client.fsync(ino).await.unwrap();
-        assert_eq!(read(client, ino).await, bytes);
-        client.release(ino).await.unwrap();
+        client.rename(Branch::MAIN, request).await.unwrap();
+        client.fsync(id).await.unwrap();
+        assert_eq!(read(client, id).await, bytes);
+        client.release(id).await.unwrap();
         if round % 2 == 1 {
             client.unlink(root, moved.as_bytes(), false).await.unwrap();
         }
@@ -229,23 +229,23 @@ fn what_comes_late_over_a_connection_that_broke_is_not_done() {
             let (client, remote) = mount(&machine, &way).await;
             let breaks = way.breaks();
             let write = async |number: u8| {
-                let ino = make(&client, &format!("file-{number}")).await.unwrap();
+                let id = make(&client, &format!("file-{number}")).await.unwrap();
                 for round in 0..250 {
                     machine.env.sleep(Duration::from_micros(machine.world.below(4000))).await;
-                    client.write(ino, 0, &[round; 4096]).await.unwrap();
+                    client.write(id, 0, &[round; 4096]).await.unwrap();
                     if round % 8 == number {
-                        client.change_space(ino, 0, 4096, SpaceChange::Zero, true).await.unwrap();
-                        client.write(ino, 0, &[round; 4096]).await.unwrap();
+                        client.change_space(id, 0, 4096, SpaceChange::Zero, true).await.unwrap();
+                        client.write(id, 0, &[round; 4096]).await.unwrap();
                     }
-                    assert_eq!(read(&client, ino).await[0], round, "at once");
+                    assert_eq!(read(&client, id).await[0], round, "at once");
                 }
-                ino
+                id
             };
             let files = futures_util::future::join_all((0..8).map(write)).await;
             drop(breaks);
             machine.env.sleep(Duration::from_secs(1)).await;
-            for ino in files {
-                assert_eq!(read(&client, ino).await[0], 249, "later");
+            for id in files {
+                assert_eq!(read(&client, id).await[0], 249, "later");
             }
             assert!(way.links.borrow().len() > 10, "{} connections", way.links.borrow().len());
             client.close().await.unwrap();
@@ -408,13 +408,13 @@ fn the_silent_keep_nobody_out() {
 fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
     on_machine(85, async |_, machine| {
         let way = Way::new(&machine);
-        let ino = make(&machine.client, "file").await.unwrap();
-        machine.client.write(ino, 0, &[7; 100_000]).await.unwrap();
-        machine.client.release(ino).await.unwrap();
+        let id = make(&machine.client, "file").await.unwrap();
+        machine.client.write(id, 0, &[7; 100_000]).await.unwrap();
+        machine.client.release(id).await.unwrap();
         let session = session(&machine).await;
         let link = way.open().unwrap();
         let mut stream = greeting();
-        let blocks = ChunkRef { ino, chunk: 0, block: 0, count: 20, truncations: 0 };
+        let blocks = ChunkRef { ino: id.ino, chunk: 0, block: 0, count: 20, truncations: 0 };
         let body = encode_read(&blocks);
         let len = penstock_wire::HEADER_BYTES + body.len();
         for number in 1..2000 {
@@ -461,7 +461,7 @@ pub(crate) fn request_of(session: u64, sequence: u64, kind: Kind, body: Vec<u8>)
 fn a_repeat_is_answered_and_not_done_again() {
     on_machine(82, async |_, machine| {
         let session = session(&machine).await;
-        let root = machine.client.root().0;
+        let root = machine.client.root().ino.0;
         let request = |kind: Kind, sequence: u64, body: Vec<u8>| {
             let frame = request_of(session, sequence, kind, body);
             async { machine.node.serve(frame, true).await.into_result().map(|(body, _)| body) }
@@ -503,13 +503,13 @@ fn a_silent_client_loses_its_session_and_what_it_had_open() {
     on_machine(83, async |_, machine| {
         let way = Way::new(&machine);
         let (client, remote) = mount(&machine, &way).await;
-        let ino = make(&client, "gone").await.unwrap();
-        client.write(ino, 0, &[7; 50_000]).await.unwrap();
-        client.fsync(ino).await.unwrap();
+        let id = make(&client, "gone").await.unwrap();
+        client.write(id, 0, &[7; 50_000]).await.unwrap();
+        client.fsync(id).await.unwrap();
         client.unlink(client.root(), b"gone", false).await.unwrap();
         let lease = penstock_session::LEASE;
         machine.env.sleep(lease * 4).await;
-        assert_eq!(read(&client, ino).await, [7; 50_000], "a client that lives keeps its session");
+        assert_eq!(read(&client, id).await, [7; 50_000], "a client that lives keeps its session");
         // The client is cut off. Other clients wait for its lease until its session ends.
         let kept = make(&client, "kept").await.unwrap();
         client.write(kept, 0, &[8; 50_000]).await.unwrap();
@@ -526,12 +526,12 @@ fn a_silent_client_loses_its_session_and_what_it_had_open() {
         let silent = machine.node.session_reports();
         assert!(silent.iter().all(|session| !session.remote), "{silent:?}");
         *way.server.borrow_mut() = server;
-        assert_eq!(client.get_attr(ino).await.unwrap_err().errno, ESTALE);
+        assert_eq!(client.get_attr(id).await.unwrap_err().errno, ESTALE);
         assert_eq!(client.get_attr(client.root()).await.unwrap_err().kind, ErrorKind::Ended);
         assert!(client.has_ended());
         remote.close();
         machine.audit().await;
-        let gone = machine.client.get_attr(ino).await.unwrap_err();
+        let gone = machine.client.get_attr(id).await.unwrap_err();
         assert_eq!(gone.errno, ESTALE, "the file that it had open is reaped");
         machine.stop().await;
     });
@@ -543,28 +543,28 @@ fn a_client_lives_over_a_restart_and_says_what_is_lost() {
         let way = Way::new(&machine);
         let (client, remote) = mount(&machine, &way).await;
         let root = client.root();
-        let ino = make(&client, "file").await.unwrap();
+        let id = make(&client, "file").await.unwrap();
         let open = make(&client, "open").await.unwrap();
-        for file in [ino, open] {
+        for file in [id, open] {
             client.write(file, 0, &[1; 10_000]).await.unwrap();
             client.fsync(file).await.unwrap();
         }
         client.unlink(root, b"open", false).await.unwrap();
         client.sync().await.unwrap();
-        client.write(ino, 10_000, &[2; 10_000]).await.unwrap();
+        client.write(id, 10_000, &[2; 10_000]).await.unwrap();
         // The process of the service is killed and restarted.
         let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
-        let failure = client.fsync(ino).await.unwrap_err();
+        let failure = client.fsync(id).await.unwrap_err();
         assert_eq!(failure.errno, EIO, "{failure}");
-        client.fsync(ino).await.unwrap();
-        assert_eq!(read(&client, ino).await, [1; 10_000], "what was synced is there");
-        client.write(ino, 10_000, &[3; 10_000]).await.unwrap();
-        client.fsync(ino).await.unwrap();
-        assert_eq!(read(&client, ino).await[10_000..], [3; 10_000]);
+        client.fsync(id).await.unwrap();
+        assert_eq!(read(&client, id).await, [1; 10_000], "what was synced is there");
+        client.write(id, 10_000, &[3; 10_000]).await.unwrap();
+        client.fsync(id).await.unwrap();
+        assert_eq!(read(&client, id).await[10_000..], [3; 10_000]);
         machine.env.sleep(penstock_session::LEASE * 2).await;
         assert_eq!(read(&client, open).await, [1; 10_000], "what was open is open");
         client.release(open).await.unwrap();
-        client.release(ino).await.unwrap();
+        client.release(id).await.unwrap();
         client.close().await.unwrap();
         remote.close();
         machine.audit().await;
@@ -582,19 +582,19 @@ fn a_file_that_was_lost_takes_no_more_writes() {
         let (client, remote) = mount(&machine, &way).await;
         make(&client, "kept").await.unwrap();
         client.sync().await.unwrap();
-        let ino = make(&client, "lost").await.unwrap();
-        client.write(ino, 0, &[1; 8192]).await.unwrap();
+        let id = make(&client, "lost").await.unwrap();
+        client.write(id, 0, &[1; 8192]).await.unwrap();
         let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
         // The request is sent while no server listens, and sent again as soon as one does.
         let block = Buf::copy_from(&[2; BLOCK_BYTES]);
-        let at = ChunkRef { ino, chunk: 0, block: 1, count: 1, truncations: 0 };
+        let at = ChunkRef { ino: id.ino, chunk: 0, block: 1, count: 1, truncations: 0 };
         let body = encode_write(&at, &crc32c_blocks(&block));
         let mut late = Frame::request(Kind::Write, body, vec![block]);
         late.header.session = client.session();
         let late = remote.call(late).await.unwrap().into_result();
         assert_eq!(late.unwrap_err().errno, ESTALE);
-        assert_eq!(client.write(ino, 0, &[3; 4096]).await.unwrap_err().errno, ESTALE);
-        assert!(client.fsync(ino).await.is_err());
+        assert_eq!(client.write(id, 0, &[3; 4096]).await.unwrap_err().errno, ESTALE);
+        assert!(client.fsync(id).await.is_err());
         drop(client.close().await);
         remote.close();
         machine.audit().await;
@@ -635,11 +635,11 @@ fn no_inode_number_is_given_twice() {
         let mut highest = 0;
         for life in 0..2 {
             // Numbers are reserved in runs.
-            let run = (highest.max(client.root().0) | 4095) + 1;
+            let run = (highest.max(client.root().ino.0) | 4095) + 1;
             for number in 0.. {
-                let ino = make(&client, &format!("{life}-{number}")).await.unwrap();
-                assert!(ino.0 > highest, "{ino} was given before");
-                highest = ino.0;
+                let id = make(&client, &format!("{life}-{number}")).await.unwrap();
+                assert!(id.ino.0 > highest, "{id} was given before");
+                highest = id.ino.0;
                 if highest == run + 10 {
                     break;
                 }
@@ -663,8 +663,8 @@ fn a_size_that_was_lost_is_told_by_the_fsync_of_its_file() {
             client.write(file, 0, &[1; 10_000]).await.unwrap();
             client.fsync(file).await.unwrap();
         }
-        let size = SetAttrRequest { ino: cut.0, size: Some(5), ..SetAttrRequest::default() };
-        client.set_attr(size).await.unwrap();
+        let size = SetAttrRequest { ino: cut.ino.0, size: Some(5), ..SetAttrRequest::default() };
+        client.set_attr(Branch::MAIN, size).await.unwrap();
         let machine = restart(site, machine, &way, Duration::from_secs(3)).await;
         for file in [other, cut] {
             let failure = client.fsync(file).await.unwrap_err();
@@ -686,12 +686,12 @@ fn a_size_that_cannot_be_settled_is_an_error_of_who_asks_for_it() {
     on_machine(89, async |_, machine| {
         let way = Way::new(&machine);
         let (client, remote) = mount(&machine, &way).await;
-        let ino = make(&client, "file").await.unwrap();
-        client.fsync(ino).await.unwrap();
+        let id = make(&client, "file").await.unwrap();
+        client.fsync(id).await.unwrap();
         fill_rows(&machine).await;
-        client.write(ino, 0, b"these").await.unwrap();
-        let asked = machine.client.get_attr(ino).await.map(|attr| attr.size);
-        let synced = machine.client.fsync(ino).await;
+        client.write(id, 0, b"these").await.unwrap();
+        let asked = machine.client.get_attr(id).await.map(|attr| attr.size);
+        let synced = machine.client.fsync(id).await;
         match asked {
             Ok(size) => assert_eq!((size, synced.is_ok()), (5, true)),
             Err(failure) => assert!(failure.message.contains("cannot sync") && synced.is_err(), "{failure}"),
@@ -707,12 +707,12 @@ async fn fill_rows(machine: &Machine) {
         let file = make(&machine.client, &format!("full {number}")).await;
         let Ok(file) = file.map_err(|failure| full = Some(failure)) else { break };
         let request = XattrRequest {
-            ino: file.0,
+            ino: file.ino.0,
             name: b"user.v".into(),
             value: vec![7; 60_000],
             ..XattrRequest::default()
         };
-        if let Err(failure) = machine.client.set_xattr(request).await {
+        if let Err(failure) = machine.client.set_xattr(Branch::MAIN, request).await {
             full = Some(failure);
             break;
         }
@@ -729,21 +729,21 @@ fn what_cannot_be_settled_is_lost_and_told() {
     on_machine(92, async |_, machine| {
         let way = Way::new(&machine);
         let (client, remote) = mount(&machine, &way).await;
-        let ino = make(&client, "file").await.unwrap();
-        client.write(ino, 0, &[1; 100]).await.unwrap();
-        client.fsync(ino).await.unwrap();
+        let id = make(&client, "file").await.unwrap();
+        client.write(id, 0, &[1; 100]).await.unwrap();
+        client.fsync(id).await.unwrap();
         fill_rows(&machine).await;
         // Each block is in a chunk of its own, which needs a row.
         for chunk in 0..64u64 {
-            client.write(ino, chunk << 20, &[2; 4096]).await.unwrap();
+            client.write(id, chunk << 20, &[2; 4096]).await.unwrap();
         }
-        let read = machine.client.read(ino, 0, 100);
+        let read = machine.client.read(id, 0, 100);
         let read = timeout(&machine.env, Duration::from_secs(60), read).await.expect("the lease comes");
         assert!(read.is_ok());
-        let synced = client.fsync(ino).await;
-        assert!(!client.is_unsynced(ino));
+        let synced = client.fsync(id).await;
+        assert!(!client.is_unsynced(id));
         assert_eq!(synced.unwrap_err().errno, EIO);
-        assert!(client.fsync(ino).await.is_ok(), "it is told once");
+        assert!(client.fsync(id).await.is_ok(), "it is told once");
         remote.close();
     });
 }
@@ -831,7 +831,7 @@ fn a_start_believes_nothing_that_was_said_to_another() {
         };
         let exclusive = LockChange::Exclusive.into();
         let lock = LockRequest {
-            ino: file.0,
+            ino: file.ino.0,
             owner: 1,
             last: u64::MAX,
             change: exclusive,
@@ -878,7 +878,7 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
         let ask = async |kind: Kind, sequence: u64, body: Vec<u8>| {
             machine.node.serve(request_of(session, sequence, kind, body), true).await.into_result()
         };
-        let root = machine.client.root().0;
+        let root = machine.client.root().ino.0;
         let ping = request_of(session, 0, Kind::Ping, Vec::new());
         let start = machine.node.serve(ping, true).await.header.generation;
         for count in [u32::MAX, 1, u32::MAX] {

@@ -5,7 +5,7 @@ use crate::model::{make_file, read_all};
 use crate::plant::{Known, Rows};
 use penstock_array::Volume;
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, FindingKind as Kind, Ino, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, FindingKind as Kind, crc32c_blocks};
 use penstock_chunk::Owner;
 use penstock_node::FsCheckReport;
 use penstock_sim::{CutPlan, World};
@@ -19,9 +19,10 @@ fn bytes(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 7) as u8 ^ seed.wrapping_mul(31) | 1).collect()
 }
 
-async fn make_dir(machine: &Machine, dir: Ino, name: &str) -> Ino {
-    let request = MakeRequest { dir: dir.0, name: name.into(), mode: DIRECTORY, ..MakeRequest::default() };
-    Ino(machine.client.make(request).await.unwrap().ino)
+async fn make_dir(machine: &Machine, dir: FileId, name: &str) -> FileId {
+    let request =
+        MakeRequest { dir: dir.ino.0, name: name.into(), mode: DIRECTORY, ..MakeRequest::default() };
+    machine.client.make(Branch::MAIN, request).await.unwrap().file()
 }
 
 async fn fill(machine: &Machine) -> Known {
@@ -32,16 +33,16 @@ async fn fill(machine: &Machine) -> Known {
     let other = make_dir(machine, root, "other").await;
     let keep = make_file(machine, "keep").await.unwrap();
     let victim = make_file(machine, "victim").await.unwrap();
-    for (ino, seed) in [(keep, 1), (victim, 2)] {
-        client.write(ino, 0, &bytes(seed, 20_000)).await.unwrap();
-        client.fsync(ino).await.unwrap();
+    for (id, seed) in [(keep, 1), (victim, 2)] {
+        client.write(id, 0, &bytes(seed, 20_000)).await.unwrap();
+        client.fsync(id).await.unwrap();
     }
     client.link(keep, inner, b"second").await.unwrap();
     let xattr =
-        XattrRequest { ino: keep.0, name: "user.a".into(), value: "1".into(), ..XattrRequest::default() };
-    client.set_xattr(xattr).await.unwrap();
-    for ino in [keep, victim] {
-        client.release(ino).await.unwrap();
+        XattrRequest { ino: keep.ino.0, name: "user.a".into(), value: "1".into(), ..XattrRequest::default() };
+    client.set_xattr(Branch::MAIN, xattr).await.unwrap();
+    for id in [keep, victim] {
+        client.release(id).await.unwrap();
     }
     client.sync_all().await.unwrap();
     Known { root, keep, victim, dir, inner, other }
@@ -65,8 +66,8 @@ async fn walk(machine: &Machine) -> BTreeMap<String, (u64, Option<Vec<u8>>)> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![(machine.client.root(), String::new())];
     while let Some((dir, path)) = waiting.pop() {
-        let request = ReadDirRequest { dir: dir.0, after: 0, limit: 1000, attributes: false };
-        for entry in machine.client.read_dir(request).await.unwrap().entries {
+        let request = ReadDirRequest { dir: dir.ino.0, after: 0, limit: 1000, attributes: false };
+        for entry in machine.client.read_dir(Branch::MAIN, request).await.unwrap().entries {
             let name = String::from_utf8(entry.name.clone()).unwrap();
             // The name must also be found by a lookup, not only in the listing.
             let attr = machine.client.lookup(dir, &entry.name).await.unwrap();
@@ -74,10 +75,10 @@ async fn walk(machine: &Machine) -> BTreeMap<String, (u64, Option<Vec<u8>>)> {
             let path = format!("{path}/{name}");
             let contents = match entry.kind {
                 0o040_000 => {
-                    waiting.push((Ino(entry.ino), path.clone()));
+                    waiting.push((entry.file(), path.clone()));
                     None
                 }
-                _ => Some(read_all(machine, Ino(entry.ino)).await),
+                _ => Some(read_all(machine, entry.file()).await),
             };
             found.insert(path, (entry.ino, contents));
         }
@@ -210,7 +211,7 @@ fn requests_wait_while_a_repair_runs() {
         assert_eq!(report.unwrap().result, "mended");
         let lost = found.expect("it was answered after the repair");
         let name = format!("inode-{}", known.victim);
-        machine.client.lookup(Ino(lost.ino), name.as_bytes()).await.unwrap();
+        machine.client.lookup(lost.file(), name.as_bytes()).await.unwrap();
         machine.stop().await;
     });
     run.unwrap();
@@ -310,8 +311,12 @@ fn link_requests_still_count_after_a_repair() {
     let run = world.run(async {
         let (machine, report) = start_and_repair(&site, &world).await;
         assert_eq!(report.result, "mended");
-        let request = LinkRequest { ino: known.victim.0, dir: known.root.0, name: b"again".to_vec() };
-        let attr = machine.client.link(Ino(request.ino), Ino(request.dir), &request.name).await.unwrap();
+        let request = LinkRequest { ino: known.victim.ino.0, dir: known.root.ino.0, name: b"again".to_vec() };
+        let attr = machine
+            .client
+            .link(FileId::of_numbers(0, request.ino), FileId::of_numbers(0, request.dir), &request.name)
+            .await
+            .unwrap();
         assert_eq!(attr.nlink, 2, "memory does not say what the row said before");
         machine.audit().await;
         machine.stop().await;
@@ -323,12 +328,12 @@ fn link_requests_still_count_after_a_repair() {
 /// Uses a damaged store without a repair: requests may fail, and nothing panics or hangs.
 async fn use_damaged(machine: &Machine, known: &Known) {
     let client = &machine.client;
-    for ino in [known.victim, known.keep] {
+    for id in [known.victim, known.keep] {
         for at in [0, 40_960, 20_000] {
-            let _ = client.write(ino, at, &bytes(9, 8192)).await;
+            let _ = client.write(id, at, &bytes(9, 8192)).await;
         }
-        let _ = client.fsync(ino).await;
-        let _ = client.read(ino, 0, 60_000).await;
+        let _ = client.fsync(id).await;
+        let _ = client.read(id, 0, 60_000).await;
     }
     for (dir, name) in [(known.root, "victim"), (known.inner, "second"), (known.root, "keep")] {
         let _ = client.lookup(dir, name.as_bytes()).await;
@@ -429,24 +434,24 @@ fn a_file_whose_inode_is_behind_its_rows_is_mended_at_once() {
     let world = World::new(909);
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
-        let (client, ino) = (&machine.client, known.victim);
+        let (client, id) = (&machine.client, known.victim);
         let cut = async |size| {
-            let request = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-            client.set_attr(request).await.unwrap();
+            let request = SetAttrRequest { ino: id.ino.0, size: Some(size), ..SetAttrRequest::default() };
+            client.set_attr(Branch::MAIN, request).await.unwrap();
         };
         cut(4 << 20).await;
         cut(3 << 20).await;
-        client.write(ino, 100_000, &bytes(3, 5000)).await.unwrap();
-        client.fsync(ino).await.unwrap();
+        client.write(id, 100_000, &bytes(3, 5000)).await.unwrap();
+        client.fsync(id).await.unwrap();
         cut(2 << 20).await;
         client.sync_all().await.unwrap();
-        let before = client.get_attr(ino).await.unwrap().truncations;
+        let before = client.get_attr(id).await.unwrap().truncations;
         assert_eq!(machine.node.check_fs().await.unwrap().result, "clean");
-        Rows::of(&machine).put_old_generation(ino).await;
+        Rows::of(&machine).put_old_generation(id).await;
         assert_eq!(machine.node.repair_fs().await.unwrap().result, "mended");
         machine.stop().await;
         let machine = site.start(&world, &[]).await.unwrap();
-        assert_eq!(machine.client.get_attr(ino).await.unwrap().truncations, before);
+        assert_eq!(machine.client.get_attr(id).await.unwrap().truncations, before);
         machine.audit().await;
         machine.stop().await;
     });

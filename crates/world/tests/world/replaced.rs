@@ -2,7 +2,7 @@
 
 use crate::machine::{Machine, Opened, Planned, Site};
 use crate::model::make_file;
-use penstock_base::{DriveId, Ino};
+use penstock_base::DriveId;
 use penstock_drive::copies::COPY_BYTES;
 use penstock_drive::{Fault, Op};
 use penstock_node::EventKind;
@@ -50,8 +50,8 @@ fn read_without_others(site: &Site, m: usize, name: &str, bytes: usize) -> Resul
     let run = world.run(async {
         let machine = site.start_without(&world, &lost).await.map_err(|error| error.to_string())?;
         let found = machine.client.lookup(machine.client.root(), name.as_bytes()).await;
-        let ino = Ino(found.map_err(|error| error.to_string())?.ino);
-        let read = machine.client.read(ino, 0, bytes as u64).await;
+        let id = found.map_err(|error| error.to_string())?.file();
+        let read = machine.client.read(id, 0, bytes as u64).await;
         read.map(drop).map_err(|error| error.to_string())
     });
     world.destroy();
@@ -422,8 +422,8 @@ fn whatever_disks_are_found_after_replacements_a_store_starts_with_all_or_not_at
             let run = world.run(async {
                 let machine = some.start(&world, &[]).await.map_err(|error| error.to_string())?;
                 let found = machine.client.lookup(machine.client.root(), b"after").await;
-                let ino = Ino(found.unwrap_or_else(|failure| panic!("{k}+{m} of {there:?}: {failure}")).ino);
-                let bytes = machine.client.read(ino, 0, 100_000).await.unwrap();
+                let id = found.unwrap_or_else(|failure| panic!("{k}+{m} of {there:?}: {failure}")).file();
+                let bytes = machine.client.read(id, 0, 100_000).await.unwrap();
                 assert!(penstock_base::buf::gather(&bytes).iter().all(|byte| *byte == 7), "{there:?}");
                 Ok::<_, String>(())
             });

@@ -152,7 +152,7 @@ async fn is_served(machine: &Machine, number: u64) {
 fn requests_for_what_does_not_exist_are_refused_by_name() {
     on_machine(7_000_000, async |_, machine| {
         let session = machine.client.session();
-        let root = InodeRequest { ino: machine.client.root().0 }.encode_to_vec();
+        let root = InodeRequest { ino: machine.client.root().ino.0 }.encode_to_vec();
         let asked = async |change: fn(&mut Header)| {
             let mut frame = Frame::request(Kind::GetAttr, root.clone(), Vec::new());
             frame.header.session = session;
@@ -184,9 +184,9 @@ fn requests_with_any_numbers_stop_nobody() {
             let way = Way::new(&machine);
             let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
             let other = Client::connect(&machine.env, remote.clone(), "any numbers").await.unwrap();
-            let mut inos = vec![machine.client.root().0];
+            let mut inos = vec![machine.client.root().ino.0];
             for name in ["name-0", "name-1", "name-2"] {
-                inos.push(make(&other, name).await.unwrap().0);
+                inos.push(make(&other, name).await.unwrap().ino.0);
             }
             let draw = Draw { world: &machine.world, inos };
             // Hello starts sessions that nobody ends, and End and Closing end this one.

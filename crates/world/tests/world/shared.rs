@@ -3,7 +3,7 @@
 use crate::machine::{Machine, Site};
 use crate::remote::{Way, make, on_machine, read, request_of, restart};
 use futures_util::future::join_all;
-use penstock_base::{Ino, LocalBoxFuture};
+use penstock_base::{Branch, FileId, LocalBoxFuture};
 use penstock_client::{Client, Failure, KernelCache, Purpose, Staged};
 use penstock_fabric::Remote;
 use penstock_sim::World;
@@ -51,30 +51,30 @@ pub(crate) async fn end(machine: Machine, clients: Vec<Rc<Client>>, remotes: Vec
     machine.stop().await;
 }
 
-pub(crate) async fn open(client: &Client, name: &str) -> Ino {
-    let ino = Ino(client.lookup(client.root(), name.as_bytes()).await.unwrap().ino);
-    client.open(ino).await.unwrap();
-    ino
+pub(crate) async fn open(client: &Client, name: &str) -> FileId {
+    let file = client.lookup(client.root(), name.as_bytes()).await.unwrap().file();
+    client.open(file).await.unwrap();
+    file
 }
 
 /// Model of a kernel's page cache: full files, until pages of them must be dropped.
 pub struct Pages {
     world: World,
-    files: RefCell<BTreeMap<Ino, Vec<u8>>>,
+    files: RefCell<BTreeMap<FileId, Vec<u8>>>,
     /// True while a size is being changed; no page is dropped then.
     resizing: Cell<bool>,
     resized: Notify,
 }
 
 /// Drops all pages of files, if none of them is locked for long.
-pub async fn drop_all(cache: &impl KernelCache, files: Vec<(Ino, u64)>) {
-    for (ino, _) in files {
-        cache.drop_pages(ino, 0..u64::MAX).await;
+pub async fn drop_all(cache: &impl KernelCache, files: Vec<(FileId, u64)>) {
+    for (file, _) in files {
+        cache.drop_pages(file, 0..u64::MAX).await;
     }
 }
 
 impl KernelCache for Pages {
-    fn drop_pages(&self, ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, file: FileId, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             self.world.env().sleep(Duration::from_micros(self.world.below(300))).await;
             while self.resizing.get() {
@@ -83,13 +83,13 @@ impl KernelCache for Pages {
                     resized.await;
                 }
             }
-            self.files.borrow_mut().remove(&ino);
+            self.files.borrow_mut().remove(&file);
         })
     }
 
     fn hide_pages<'a>(
         &'a self,
-        files: Vec<(Ino, u64)>,
+        files: Vec<(FileId, u64)>,
         _within: Duration,
         _lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
@@ -110,28 +110,28 @@ impl Pages {
     }
 
     /// Reads as a program does: from cached pages if there are any.
-    pub async fn try_read(&self, client: &Client, ino: Ino, len: u64) -> Result<Vec<u8>, Failure> {
-        if let Some(kept) = self.files.borrow().get(&ino) {
+    pub async fn try_read(&self, client: &Client, file: FileId, len: u64) -> Result<Vec<u8>, Failure> {
+        if let Some(kept) = self.files.borrow().get(&file) {
             return Ok(kept.clone());
         }
-        let hold = client.hold(ino, Purpose::Read).await?;
+        let hold = client.hold(file, Purpose::Read).await?;
         let parts = hold.reader().await.read(0, len).await?;
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
-        self.files.borrow_mut().insert(ino, bytes.clone());
+        self.files.borrow_mut().insert(file, bytes.clone());
         hold.serves(0..len);
         Ok(bytes)
     }
 
-    async fn read(&self, client: &Client, ino: Ino, len: u64) -> Vec<u8> {
-        self.try_read(client, ino, len).await.unwrap()
+    async fn read(&self, client: &Client, file: FileId, len: u64) -> Vec<u8> {
+        self.try_read(client, file, len).await.unwrap()
     }
 
-    async fn resize(&self, client: &Client, ino: Ino, size: u64) {
+    async fn resize(&self, client: &Client, file: FileId, size: u64) {
         self.resizing.set(true);
-        let change = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-        let hold = client.hold_to_set(&change).await.unwrap();
+        let change = SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() };
+        let hold = client.hold_to_set(Branch::MAIN, &change).await.unwrap();
         assert_eq!(hold.set_attr(change).await.unwrap().size, size);
-        if let Some(kept) = self.files.borrow_mut().get_mut(&ino) {
+        if let Some(kept) = self.files.borrow_mut().get_mut(&file) {
             kept.resize(size as usize, 0);
         }
         self.resizing.set(false);
@@ -139,10 +139,10 @@ impl Pages {
         drop(hold);
     }
 
-    async fn write(&self, client: &Client, ino: Ino, bytes: &[u8]) {
-        let hold = client.hold(ino, Purpose::Write).await.unwrap();
+    async fn write(&self, client: &Client, file: FileId, bytes: &[u8]) {
+        let hold = client.hold(file, Purpose::Write).await.unwrap();
         hold.writer().await.write(0, Staged::of(0, bytes)).await.unwrap();
-        if let Some(kept) = self.files.borrow_mut().get_mut(&ino) {
+        if let Some(kept) = self.files.borrow_mut().get_mut(&file) {
             *kept = bytes.to_vec();
         }
         hold.serves(0..bytes.len() as u64);
@@ -157,21 +157,21 @@ fn appends_of_all_clients_are_there_once_and_in_their_order() {
         make(&clients[0], "log").await.unwrap();
         let breaks = way.breaks();
         let writers = clients.iter().enumerate().map(|(who, client)| async move {
-            let ino = open(client, "log").await;
+            let file = open(client, "log").await;
             for number in 0..40u64 {
                 let record = [(who as u64).to_le_bytes(), number.to_le_bytes()].concat();
-                let at = client.append(ino, &record).await.unwrap();
-                let seen = client.get_attr(ino).await.unwrap().size;
+                let at = client.append(file, &record).await.unwrap();
+                let seen = client.get_attr(file).await.unwrap().size;
                 assert!(seen >= at + RECORD as u64, "{seen} after an append at {at}");
-                let back = client.read(ino, at, RECORD as u64).await.unwrap();
+                let back = client.read(file, at, RECORD as u64).await.unwrap();
                 assert_eq!(penstock_base::buf::gather(&back)[..], record[..]);
             }
-            client.release(ino).await.unwrap();
+            client.release(file).await.unwrap();
         });
         futures_util::future::join_all(writers).await;
         drop(breaks);
-        let ino = open(&clients[1], "log").await;
-        let all = read(&clients[1], ino).await;
+        let file = open(&clients[1], "log").await;
+        let all = read(&clients[1], file).await;
         assert_eq!(all.len(), 3 * 40 * RECORD);
         let mut next = [0u64; 3];
         for record in all.chunks(RECORD) {
@@ -179,7 +179,7 @@ fn appends_of_all_clients_are_there_once_and_in_their_order() {
             assert_eq!(record[8..], next[who].to_le_bytes());
             next[who] += 1;
         }
-        clients[1].release(ino).await.unwrap();
+        clients[1].release(file).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }
@@ -208,20 +208,20 @@ fn a_read_finds_what_was_written_last_also_in_pages() {
                 let (tick, writes, reads) = (&tick, &writes, &reads);
                 async move {
                     let pages = Pages::of(client, world);
-                    let ino = open(client, "register").await;
+                    let file = open(client, "register").await;
                     for _ in 0..60 {
                         world.env().sleep(Duration::from_micros(world.below(800))).await;
                         let from = tick();
                         if world.below(3) == 0 {
-                            pages.write(client, ino, &from.to_le_bytes()).await;
+                            pages.write(client, file, &from.to_le_bytes()).await;
                             writes.borrow_mut().push(Event { value: from, from, until: tick() });
                         } else {
-                            let found = pages.read(client, ino, 8).await;
+                            let found = pages.read(client, file, 8).await;
                             let value = found.try_into().map_or(0, u64::from_le_bytes);
                             reads.borrow_mut().push(Event { value, from, until: tick() });
                         }
                     }
-                    client.release(ino).await.unwrap();
+                    client.release(file).await.unwrap();
                     client.set_kernel_cache(None);
                 }
             });
@@ -244,8 +244,8 @@ fn a_read_finds_what_was_written_last_also_in_pages() {
     }
 }
 
-fn lock(ino: Ino, owner: u64, change: LockChange) -> LockRequest {
-    LockRequest { ino: ino.0, owner, last: u64::MAX, change: change.into(), ..LockRequest::default() }
+fn lock(file: FileId, owner: u64, change: LockChange) -> LockRequest {
+    LockRequest { ino: file.ino.0, owner, last: u64::MAX, change: change.into(), ..LockRequest::default() }
 }
 
 #[test]
@@ -256,30 +256,30 @@ fn a_lock_keeps_all_others_out_and_outlives_a_restart() {
         make(&clients[0], "counter").await.unwrap();
         let never = Notify::new();
         let count = async |client: &Rc<Client>, owner: u64, rounds: u64| {
-            let ino = open(client, "counter").await;
+            let file = open(client, "counter").await;
             for _ in 0..rounds {
-                assert!(client.lock_waiting(lock(ino, owner, LockChange::Exclusive), &never).await.unwrap());
-                let bytes = read(client, ino).await;
+                assert!(client.lock_waiting(lock(file, owner, LockChange::Exclusive), &never).await.unwrap());
+                let bytes = read(client, file).await;
                 let value = bytes.try_into().map_or(0, u64::from_le_bytes);
-                client.write(ino, 0, &(value + 1).to_le_bytes()).await.unwrap();
-                client.lock(&lock(ino, owner, LockChange::Unlock)).await.unwrap();
+                client.write(file, 0, &(value + 1).to_le_bytes()).await.unwrap();
+                client.lock(&lock(file, owner, LockChange::Unlock)).await.unwrap();
             }
-            client.release(ino).await.unwrap();
+            client.release(file).await.unwrap();
         };
         let breaks = way.breaks();
         futures_util::future::join_all(clients.iter().map(|client| count(client, 1, 20))).await;
         drop(breaks);
-        let ino = open(&clients[1], "counter").await;
-        assert_eq!(read(&clients[1], ino).await, 60u64.to_le_bytes());
-        clients[1].fsync(ino).await.unwrap();
+        let file = open(&clients[1], "counter").await;
+        assert_eq!(read(&clients[1], file).await, 60u64.to_le_bytes());
+        clients[1].fsync(file).await.unwrap();
         // A lock that one client owns across a restart of the service is not granted to another.
-        assert_eq!(clients[1].lock(&lock(ino, 7, LockChange::Exclusive)).await.unwrap(), None);
+        assert_eq!(clients[1].lock(&lock(file, 7, LockChange::Exclusive)).await.unwrap(), None);
         let machine = restart(site, machine, &way, Duration::ZERO).await;
-        let conflict = clients[2].lock(&lock(ino, 7, LockChange::Shared)).await.unwrap();
+        let conflict = clients[2].lock(&lock(file, 7, LockChange::Shared)).await.unwrap();
         assert_eq!(conflict.unwrap().change(), LockChange::Exclusive);
-        assert_eq!(read(&clients[2], ino).await, 60u64.to_le_bytes());
+        assert_eq!(read(&clients[2], file).await, 60u64.to_le_bytes());
         // The owner of the lock disappears without releasing it.
-        let waits = clients[2].lock_waiting(lock(ino, 7, LockChange::Exclusive), &never);
+        let waits = clients[2].lock_waiting(lock(file, 7, LockChange::Exclusive), &never);
         let gone = async {
             way.server.borrow_mut().take();
             remotes[0].close();
@@ -287,10 +287,10 @@ fn a_lock_keeps_all_others_out_and_outlives_a_restart() {
         };
         assert!(futures_util::future::join(waits, gone).await.0.unwrap());
         let rest = vec![machine.client.clone(), clients[2].clone()];
-        clients[2].release(ino).await.unwrap();
+        clients[2].release(file).await.unwrap();
         clients[2].sync().await.unwrap();
         // Another client's fsync made its writes durable, but it cannot know that.
-        assert_eq!(clients[2].fsync(ino).await.unwrap_err().errno, EIO);
+        assert_eq!(clients[2].fsync(file).await.unwrap_err().errno, EIO);
         end(machine, rest, remotes).await;
     });
 }
@@ -308,8 +308,8 @@ fn a_name_is_made_by_one() {
             let lost = made.iter().filter_map(|made| made.as_ref().err());
             assert!(lost.into_iter().all(|failure| failure.errno == EEXIST));
             for (client, made) in clients.iter().zip(made) {
-                if let Ok(ino) = made {
-                    client.release(ino).await.unwrap();
+                if let Ok(file) = made {
+                    client.release(file).await.unwrap();
                 }
             }
         }
@@ -344,9 +344,9 @@ fn clients_that_shared_a_file_agree_after_a_restart() {
                 }
                 machine = restart(site, machine, &way, Duration::ZERO).await;
             }
-            for (client, ino) in clients[1..].iter().zip(inos) {
+            for (client, file) in clients[1..].iter().zip(inos) {
                 client.set_kernel_cache(None);
-                client.release(ino).await.unwrap();
+                client.release(file).await.unwrap();
             }
             let clients = vec![machine.client.clone(), one.clone(), other.clone()];
             end(machine, clients, remotes).await;
@@ -369,23 +369,23 @@ fn many_that_wait_for_each_other_are_served() {
             for (client, files) in clients[1..].iter().zip(&mut files) {
                 files.clear();
                 for number in 0..all {
-                    let ino =
+                    let file =
                         make(client, &format!("{round} {number} of {}", client.session())).await.unwrap();
-                    client.write(ino, 0, &bytes(number)).await.unwrap();
-                    files.push(ino);
+                    client.write(file, 0, &bytes(number)).await.unwrap();
+                    files.push(file);
                 }
             }
             let ask = |(at, number): (usize, u64)| {
-                let (client, ino) = (&clients[1 + at], files[1 - at][number as usize]);
+                let (client, file) = (&clients[1 + at], files[1 - at][number as usize]);
                 async move {
                     let size = match round {
-                        0 => client.get_attr(ino).await.unwrap().size,
+                        0 => client.get_attr(file).await.unwrap().size,
                         1 => {
-                            let size = client.open(ino).await.unwrap();
-                            client.release(ino).await.unwrap();
+                            let size = client.open(file).await.unwrap();
+                            client.release(file).await.unwrap();
                             size
                         }
-                        _ => client.set_attr(size_of(ino, 100 + number)).await.unwrap().size,
+                        _ => client.set_attr(Branch::MAIN, size_of(file, 100 + number)).await.unwrap().size,
                     };
                     assert_eq!(size, 100 + number);
                 }
@@ -432,25 +432,25 @@ fn space_of_a_file_is_changed_though_a_part_of_that_was_done_before() {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 2).await;
         let client = &clients[1];
-        let ino = make(client, "file").await.unwrap();
-        client.write(ino, 0, &[1; 5000]).await.unwrap();
-        client.fsync(ino).await.unwrap();
+        let file = make(client, "file").await.unwrap();
+        client.write(file, 0, &[1; 5000]).await.unwrap();
+        client.fsync(file).await.unwrap();
         let steps = |sequence, size| {
-            let step = SetAttrRequest { known_truncations: None, ..size_of(ino, size) };
+            let step = SetAttrRequest { known_truncations: None, ..size_of(file, size) };
             machine
                 .node
                 .serve(request_of(client.session(), sequence, Kind::SetAttr, step.encode_to_vec()), true)
         };
         for (at, change) in (0..).zip([SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Reserve]) {
-            let size = client.get_attr(ino).await.unwrap().size;
+            let size = client.get_attr(file).await.unwrap().size;
             steps(1000 + at, size).await.into_result().unwrap();
-            client.change_space(ino, 0, size + 1000, change, false).await.unwrap();
-            assert_eq!(client.get_attr(ino).await.unwrap().size, size + 1000);
+            client.change_space(file, 0, size + 1000, change, false).await.unwrap();
+            assert_eq!(client.get_attr(file).await.unwrap().size, size + 1000);
         }
-        steps(1010, client.get_attr(ino).await.unwrap().size).await.into_result().unwrap();
-        client.change_space(ino, 0, 4096, SpaceChange::Punch, true).await.unwrap();
-        assert_eq!(read(client, ino).await, [0; 8000]);
-        client.release(ino).await.unwrap();
+        steps(1010, client.get_attr(file).await.unwrap().size).await.into_result().unwrap();
+        client.change_space(file, 0, 4096, SpaceChange::Punch, true).await.unwrap();
+        assert_eq!(read(client, file).await, [0; 8000]);
+        client.release(file).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }
@@ -465,20 +465,20 @@ fn what_straddles_a_restart_is_done_again_or_told() {
         let (clients, remotes) = several(&machine, &way, 3).await;
         let (client, mut machine) = (clients[1].clone(), machine);
         let (old, mut straddled) = (vec![b'a'; 12_288], 0);
-        let ino = make(&client, "file").await.unwrap();
+        let file = make(&client, "file").await.unwrap();
         for (delay, grows) in (0..150).flat_map(|delay| [(delay, false), (delay, true)]) {
-            client.set_attr(size_of(ino, 0)).await.unwrap();
-            client.write(ino, 0, &old).await.unwrap();
+            client.set_attr(Branch::MAIN, size_of(file, 0)).await.unwrap();
+            client.write(file, 0, &old).await.unwrap();
             if grows {
-                client.set_attr(size_of(ino, 10_000)).await.unwrap();
+                client.set_attr(Branch::MAIN, size_of(file, 10_000)).await.unwrap();
             }
             let _ = client.sync_all().await;
-            client.fsync(ino).await.unwrap();
+            client.fsync(file).await.unwrap();
             let changer = client.clone();
             let change = async move {
                 match grows {
-                    true => changer.set_attr(size_of(ino, 12_288)).await.map(|_| ()),
-                    false => changer.change_space(ino, 100, 12_000, SpaceChange::Zero, true).await,
+                    true => changer.set_attr(Branch::MAIN, size_of(file, 12_288)).await.map(|_| ()),
+                    false => changer.change_space(file, 100, 12_000, SpaceChange::Zero, true).await,
                 }
             };
             let (result, met);
@@ -486,13 +486,13 @@ fn what_straddles_a_restart_is_done_again_or_told() {
             straddled += u32::from(met);
             client.get_attr(client.root()).await.unwrap();
             let zeros = if grows { 10_000..12_288 } else { 100..12_100 };
-            if result.and(client.fsync(ino).await).is_ok() {
-                let found = read(&client, ino).await;
+            if result.and(client.fsync(file).await).is_ok() {
+                let found = read(&client, file).await;
                 assert!(found[zeros].iter().all(|byte| *byte == 0), "grows {grows}, after {delay} us");
             }
         }
         assert!(straddled > 20, "{straddled} changes met a restart");
-        client.release(ino).await.unwrap();
+        client.release(file).await.unwrap();
         let clients = vec![machine.client.clone(), client, clients[2].clone()];
         end(machine, clients, remotes).await;
     });
@@ -517,7 +517,7 @@ fn a_file_that_lost_its_contents_takes_no_other_name() {
             client.fsync(target).await.unwrap();
             client.write(moved, 0, &new).await.unwrap();
             client.release(moved).await.unwrap();
-            let root = client.root().0;
+            let root = client.root().ino.0;
             let rename = RenameRequest {
                 dir: root,
                 name: names[1].clone().into(),
@@ -526,7 +526,7 @@ fn a_file_that_lost_its_contents_takes_no_other_name() {
                 ..RenameRequest::default()
             };
             let (renamer, request) = (client.clone(), rename.clone());
-            let first = async move { renamer.rename(request).await.map(drop) };
+            let first = async move { renamer.rename(Branch::MAIN, request).await.map(drop) };
             let result;
             (machine, result, _) = restart_during(site, machine, &way, delay, first).await;
             let found = open(&client, &names[0]).await;
@@ -534,12 +534,12 @@ fn a_file_that_lost_its_contents_takes_no_other_name() {
             assert!(bytes == old || bytes == new, "after {delay} us: {} bytes, {result:?}", bytes.len());
             if found == target && result.is_err() {
                 refused += 1;
-                assert!(client.rename(rename.clone()).await.is_err(), "nobody was told yet");
+                assert!(client.rename(Branch::MAIN, rename.clone()).await.is_err(), "nobody was told yet");
                 assert!(client.fsync(moved).await.is_err());
-                client.rename(rename).await.unwrap();
+                client.rename(Branch::MAIN, rename).await.unwrap();
             }
-            for ino in [target, found] {
-                client.release(ino).await.unwrap();
+            for file in [target, found] {
+                client.release(file).await.unwrap();
             }
         }
         assert!(refused > 10, "{refused} were refused");
@@ -548,8 +548,8 @@ fn a_file_that_lost_its_contents_takes_no_other_name() {
     });
 }
 
-fn size_of(ino: Ino, size: u64) -> SetAttrRequest {
-    SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() }
+fn size_of(file: FileId, size: u64) -> SetAttrRequest {
+    SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() }
 }
 
 /// Regression: an fsync covered the writes of its own client but not those of another client. After a crash
@@ -559,22 +559,22 @@ fn an_fsync_covers_what_another_client_wrote() {
     on_machine(120, async |site, machine| {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 3).await;
-        let ino = make(&clients[1], "file").await.unwrap();
-        clients[1].write(ino, 0, &[1; 10_000]).await.unwrap();
-        clients[1].fsync(ino).await.unwrap();
+        let file = make(&clients[1], "file").await.unwrap();
+        clients[1].write(file, 0, &[1; 10_000]).await.unwrap();
+        clients[1].fsync(file).await.unwrap();
         let other = open(&clients[2], "file").await;
-        clients[1].write(ino, 5000, &[2; 10_000]).await.unwrap();
+        clients[1].write(file, 5000, &[2; 10_000]).await.unwrap();
         clients[2].fsync(other).await.unwrap();
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         let found = read(
             &machine.client,
-            Ino(machine.client.lookup(machine.client.root(), b"file").await.unwrap().ino),
+            machine.client.lookup(machine.client.root(), b"file").await.unwrap().file(),
         )
         .await;
         assert!(found.len() == 15_000 && found[..5000] == [1; 5000] && found[5000..] == [2; 10_000]);
         // The client that wrote it cannot know that, and is told that the data may be lost.
-        assert_eq!(clients[1].fsync(ino).await.unwrap_err().errno, EIO);
-        clients[1].release(ino).await.unwrap();
+        assert_eq!(clients[1].fsync(file).await.unwrap_err().errno, EIO);
+        clients[1].release(file).await.unwrap();
         clients[2].release(other).await.unwrap();
         let clients = vec![machine.client.clone(), clients[1].clone(), clients[2].clone()];
         end(machine, clients, remotes).await;
@@ -589,18 +589,18 @@ fn a_removed_file_keeps_what_was_written_while_another_client_has_it_open() {
     on_machine(127, async |_, machine| {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 3).await;
-        let ino = make(&clients[1], "file").await.unwrap();
-        clients[1].write(ino, 0, &[1; 5000]).await.unwrap();
-        clients[1].fsync(ino).await.unwrap();
+        let file = make(&clients[1], "file").await.unwrap();
+        clients[1].write(file, 0, &[1; 5000]).await.unwrap();
+        clients[1].fsync(file).await.unwrap();
         open(&clients[2], "file").await;
-        clients[1].append(ino, &[2; 100]).await.unwrap();
-        clients[1].release(ino).await.unwrap();
+        clients[1].append(file, &[2; 100]).await.unwrap();
+        clients[1].release(file).await.unwrap();
         clients[1].unlink(machine.client.root(), b"file", false).await.unwrap();
-        let found = read(&clients[2], ino).await;
+        let found = read(&clients[2], file).await;
         assert!(found.len() == 5100 && found[..5000] == [1; 5000] && found[5000..] == [2; 100]);
-        assert_eq!(clients[2].append(ino, &[3; 50]).await.unwrap(), 5100);
-        clients[2].fsync(ino).await.unwrap();
-        clients[2].release(ino).await.unwrap();
+        assert_eq!(clients[2].append(file, &[3; 50]).await.unwrap(), 5100);
+        clients[2].fsync(file).await.unwrap();
+        clients[2].release(file).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }
@@ -613,19 +613,19 @@ fn a_file_that_is_opened_while_it_is_removed_has_its_last_append() {
         let (client, root) = (&machine.client, machine.client.root());
         let mut opened = 0;
         for round in 0..100 {
-            let ino = make(client, "file").await.unwrap();
-            client.write(ino, 0, &[1; 5000]).await.unwrap();
-            client.fsync(ino).await.unwrap();
-            client.append(ino, &[2; 100]).await.unwrap();
-            client.release(ino).await.unwrap();
+            let file = make(client, "file").await.unwrap();
+            client.write(file, 0, &[1; 5000]).await.unwrap();
+            client.fsync(file).await.unwrap();
+            client.append(file, &[2; 100]).await.unwrap();
+            client.release(file).await.unwrap();
             let (removed, open) =
-                futures_util::future::join(client.unlink(root, b"file", false), client.open(ino)).await;
+                futures_util::future::join(client.unlink(root, b"file", false), client.open(file)).await;
             removed.unwrap();
             if open.is_ok() {
                 opened += 1;
-                let found = read(client, ino).await;
+                let found = read(client, file).await;
                 assert_eq!((found.len(), found[5000..] == [2; 100]), (5100, true), "round {round}");
-                client.release(ino).await.unwrap();
+                client.release(file).await.unwrap();
             }
         }
         assert!(opened > 10, "{opened} of 100 were opened in time");
@@ -644,37 +644,37 @@ fn every_file_that_lost_writes_hears_of_it() {
         let one = clients[1].clone();
         let mut inos = Vec::new();
         for name in ["f1", "f2", "f3", "f4"] {
-            let ino = make(&one, name).await.unwrap();
-            one.write(ino, 0, &[1; 4096]).await.unwrap();
-            one.fsync(ino).await.unwrap();
-            inos.push(ino);
+            let file = make(&one, name).await.unwrap();
+            one.write(file, 0, &[1; 4096]).await.unwrap();
+            one.fsync(file).await.unwrap();
+            inos.push(file);
         }
-        for ino in &inos[..3] {
-            one.write(*ino, 4096, &[2; 4096]).await.unwrap();
+        for file in &inos[..3] {
+            one.write(*file, 4096, &[2; 4096]).await.unwrap();
         }
         // Another client looks at two of the files: their size and time are sent for it, but they are not
         // synced.
         for name in ["f1", "f2"] {
-            let ino = Ino(clients[2].lookup(clients[2].root(), name.as_bytes()).await.unwrap().ino);
-            assert_eq!(clients[2].get_attr(ino).await.unwrap().size, 8192);
+            let file = clients[2].lookup(clients[2].root(), name.as_bytes()).await.unwrap().file();
+            assert_eq!(clients[2].get_attr(file).await.unwrap().size, 8192);
         }
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         // A restart that a sync is the first to notice counts as one during it.
         one.stat_fs().await.unwrap();
         one.sync_directory().await.unwrap();
         let through = one.reported(inos[0]);
-        for ino in &inos[..3] {
-            assert_eq!(one.fsync(*ino).await.unwrap_err().errno, EIO, "{ino}");
+        for file in &inos[..3] {
+            assert_eq!(one.fsync(*file).await.unwrap_err().errno, EIO, "{file}");
         }
-        for ino in &inos {
-            one.fsync(*ino).await.unwrap();
+        for file in &inos {
+            one.fsync(*file).await.unwrap();
         }
         // A descriptor that was open all the time also gets the error, although another descriptor has had
         // it.
         assert_eq!(one.fsync_through(inos[0], &through).await.unwrap_err().errno, EIO);
         one.fsync_through(inos[0], &through).await.unwrap();
-        for ino in inos {
-            one.release(ino).await.unwrap();
+        for file in inos {
+            one.release(file).await.unwrap();
         }
         let clients = vec![machine.client.clone(), one, clients[2].clone()];
         end(machine, clients, remotes).await;
@@ -686,14 +686,14 @@ fn every_file_that_lost_writes_hears_of_it() {
 fn the_time_of_a_change_never_goes_back() {
     on_machine(122, async |_, machine| {
         let client = machine.client.clone();
-        let ino = make(&client, "file").await.unwrap();
-        client.write(ino, 0, &[1; 100]).await.unwrap();
+        let file = make(&client, "file").await.unwrap();
+        client.write(file, 0, &[1; 100]).await.unwrap();
         machine.env.sleep(Duration::from_millis(300)).await;
-        let change = SetAttrRequest { ino: ino.0, mode: Some(0o600), ..SetAttrRequest::default() };
-        let changed = client.set_attr(change).await.unwrap().ctime;
-        client.fsync(ino).await.unwrap();
-        assert_eq!(client.get_attr(ino).await.unwrap().ctime, changed);
-        client.release(ino).await.unwrap();
+        let change = SetAttrRequest { ino: file.ino.0, mode: Some(0o600), ..SetAttrRequest::default() };
+        let changed = client.set_attr(Branch::MAIN, change).await.unwrap().ctime;
+        client.fsync(file).await.unwrap();
+        assert_eq!(client.get_attr(file).await.unwrap().ctime, changed);
+        client.release(file).await.unwrap();
         end(machine, vec![client], Vec::new()).await;
     });
 }
@@ -706,30 +706,30 @@ fn a_time_that_was_set_stays() {
         on_machine(seed, async |_, machine| {
             let way = Way::new(&machine);
             let (clients, remotes) = several(&machine, &way, 3).await;
-            let ino = make(&clients[1], "file").await.unwrap();
+            let file = make(&clients[1], "file").await.unwrap();
             let world = &machine.world;
             for round in 0..60i64 {
                 let pause = || world.env().sleep(Duration::from_micros(world.below(600)));
                 let set = async {
-                    clients[1].write(ino, round as u64 * 100, &[1; 100]).await.unwrap();
+                    clients[1].write(file, round as u64 * 100, &[1; 100]).await.unwrap();
                     pause().await;
                     let mtime = Some(Time::from_ns(round * 1_000_000_007));
-                    let change = SetAttrRequest { ino: ino.0, mtime, ..SetAttrRequest::default() };
-                    clients[1].set_attr(change).await.unwrap();
+                    let change = SetAttrRequest { ino: file.ino.0, mtime, ..SetAttrRequest::default() };
+                    clients[1].set_attr(Branch::MAIN, change).await.unwrap();
                 };
                 let look = async {
                     for _ in 0..4 {
                         pause().await;
-                        clients[2].get_attr(ino).await.unwrap();
+                        clients[2].get_attr(file).await.unwrap();
                     }
                 };
                 futures_util::future::join(set, look).await;
                 for client in &clients {
-                    let found = client.get_attr(ino).await.unwrap().mtime;
+                    let found = client.get_attr(file).await.unwrap().mtime;
                     assert_eq!(found, Time::from_ns(round * 1_000_000_007), "seed {seed}, round {round}");
                 }
             }
-            clients[1].release(ino).await.unwrap();
+            clients[1].release(file).await.unwrap();
             end(machine, clients, remotes).await;
         });
     }
@@ -756,17 +756,17 @@ fn huge_files_without_data_are_removed_at_once() {
     on_machine(124, async |_, machine| {
         let client = machine.client.clone();
         for (name, write) in [("empty", false), ("some", true)] {
-            let ino = make(&client, name).await.unwrap();
-            let size = SetAttrRequest { ino: ino.0, size: Some(1 << 62), ..SetAttrRequest::default() };
-            client.set_attr(size).await.unwrap();
+            let file = make(&client, name).await.unwrap();
+            let size = SetAttrRequest { ino: file.ino.0, size: Some(1 << 62), ..SetAttrRequest::default() };
+            client.set_attr(Branch::MAIN, size).await.unwrap();
             if write {
                 for at in [0, 1 << 40, (1 << 62) - 4096] {
-                    client.write(ino, at, &[7; 4096]).await.unwrap();
+                    client.write(file, at, &[7; 4096]).await.unwrap();
                 }
-                client.fsync(ino).await.unwrap();
+                client.fsync(file).await.unwrap();
             }
             client.unlink(client.root(), name.as_bytes(), false).await.unwrap();
-            client.release(ino).await.unwrap();
+            client.release(file).await.unwrap();
         }
         end(machine, vec![client], Vec::new()).await;
     });
@@ -779,7 +779,7 @@ struct Locked {
 }
 
 impl KernelCache for Locked {
-    fn drop_pages(&self, _ino: Ino, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, _ino: FileId, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             while !self.taken.get() {
                 let news = self.news.notified();
@@ -792,7 +792,7 @@ impl KernelCache for Locked {
 
     fn hide_pages<'a>(
         &'a self,
-        files: Vec<(Ino, u64)>,
+        files: Vec<(FileId, u64)>,
         _within: Duration,
         _lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
@@ -830,11 +830,11 @@ fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
         on_machine(140 + seed, async |_, machine| {
             let way = Way::new(&machine);
             let (clients, remotes) = several(&machine, &way, 3).await;
-            let ino = make(&clients[1], "file").await.unwrap();
-            clients[1].write(ino, 0, &[1; 9000]).await.unwrap();
+            let file = make(&clients[1], "file").await.unwrap();
+            clients[1].write(file, 0, &[1; 9000]).await.unwrap();
             let other = open(&clients[2], "file").await;
             assert_eq!(read(&clients[2], other).await, [1; 9000]);
-            assert_eq!(read(&clients[1], ino).await, [1; 9000]);
+            assert_eq!(read(&clients[1], file).await, [1; 9000]);
             let done = Rc::new(Cell::new(0));
             for (client, deed) in clients[1..].iter().zip(deeds) {
                 let taken = matches!(deed, Deed::Write);
@@ -844,20 +844,23 @@ fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
                 let work = async move {
                     let hold = match deed {
                         Deed::Page => {
-                            let hold = client.hold(ino, Purpose::Page).await.unwrap();
+                            let hold = client.hold(file, Purpose::Page).await.unwrap();
                             let page = Staged::of(4096, &[2; 4096]);
                             hold.writer().await.write_page(4096, page).await.unwrap();
                             Some(hold)
                         }
                         Deed::Resize(size) => {
-                            let change =
-                                SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-                            let hold = client.hold_to_set(&change).await.unwrap();
+                            let change = SetAttrRequest {
+                                ino: file.ino.0,
+                                size: Some(size),
+                                ..SetAttrRequest::default()
+                            };
+                            let hold = client.hold_to_set(Branch::MAIN, &change).await.unwrap();
                             assert_eq!(hold.set_attr(change).await.unwrap().size, size);
                             Some(hold)
                         }
                         Deed::Write => {
-                            client.write(ino, 0, &[3; 100]).await.unwrap();
+                            client.write(file, 0, &[3; 100]).await.unwrap();
                             None
                         }
                     };
@@ -870,10 +873,10 @@ fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
             }
             machine.env.sleep(Duration::from_secs(600)).await;
             assert_eq!(done.get(), 2, "seed {seed}: both are done, of {deeds:?}");
-            let found = read(&clients[1], ino).await;
-            assert_eq!(read(&clients[2], ino).await, found, "of {deeds:?}");
+            let found = read(&clients[1], file).await;
+            assert_eq!(read(&clients[2], file).await, found, "of {deeds:?}");
             assert_eq!(read(&clients[0], open(&clients[0], "file").await).await, found, "of {deeds:?}");
-            clients[0].release(ino).await.unwrap();
+            clients[0].release(file).await.unwrap();
             let sizes = deeds.iter().filter_map(|deed| match deed {
                 Deed::Resize(size) => Some(*size as usize),
                 _ => None,
@@ -885,8 +888,8 @@ fn what_keeps_pages_does_not_wait_for_a_lease_that_waits_for_them() {
             let kept = found.iter().skip(5000).take(4000);
             assert!(found.len() < 20_000 || sizes.len() < 2 || kept.clone().all(|byte| *byte != 2));
             clients.iter().for_each(|client| client.set_kernel_cache(None));
-            clients[1].release(ino).await.unwrap();
-            clients[2].release(ino).await.unwrap();
+            clients[1].release(file).await.unwrap();
+            clients[2].release(file).await.unwrap();
             end(machine, clients, remotes).await;
         });
     }
@@ -900,7 +903,7 @@ fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
         on_machine(seed, async |_, machine| {
             let way = Way::new(&machine);
             let (clients, remotes) = several(&machine, &way, 6).await;
-            let ino = make(&clients[0], "cut").await.unwrap();
+            let file = make(&clients[0], "cut").await.unwrap();
             let (clock, cuts) = (Cell::new(1u64), RefCell::new(vec![(0, 0, 0)]));
             let tick = || clock.replace(clock.get() + 1);
             let world = &machine.world;
@@ -914,23 +917,23 @@ fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
                         let from = tick();
                         match (who, world.below(3)) {
                             (1, 0) => {
-                                pages.resize(client, ino, from * 16).await;
+                                pages.resize(client, file, from * 16).await;
                                 cuts.borrow_mut().push((from * 16, from, tick()));
                             }
                             (2, 0) => {
-                                let hold = client.hold(ino, Purpose::Write).await.unwrap();
+                                let hold = client.hold(file, Purpose::Write).await.unwrap();
                                 // Within the size, which does not change under this lease: the write does not
                                 // change the size.
-                                let inside = client.get_attr(ino).await.unwrap().size > 0;
+                                let inside = client.get_attr(file).await.unwrap().size > 0;
                                 let bytes = Staged::of(0, &[who as u8; 1]);
                                 if inside {
                                     hold.writer().await.write(0, bytes).await.unwrap();
                                 }
                                 drop(hold);
-                                pages.files.borrow_mut().remove(&ino);
+                                pages.files.borrow_mut().remove(&file);
                             }
                             _ => {
-                                let found = pages.read(client, ino, 1 << 20).await.len() as u64;
+                                let found = pages.read(client, file, 1 << 20).await.len() as u64;
                                 let until = tick();
                                 let cuts = cuts.borrow();
                                 // A truncation that is not recorded yet is still running.
@@ -947,7 +950,7 @@ fn a_read_ends_where_the_file_was_cut_last_also_in_pages() {
             });
             futures_util::future::join_all(lives).await;
             assert!(cuts.borrow().len() > 5);
-            clients[0].release(ino).await.unwrap();
+            clients[0].release(file).await.unwrap();
             end(machine, clients, remotes).await;
         });
     }
@@ -962,16 +965,16 @@ fn a_page_behind_an_end_that_was_lost_is_refused() {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 2).await;
         let client = clients[1].clone();
-        let ino = make(&client, "file").await.unwrap();
-        client.write(ino, 0, &[b'o'; 300_000]).await.unwrap();
-        client.fsync(ino).await.unwrap();
-        client.set_attr(size_of(ino, 1 << 20)).await.unwrap();
+        let file = make(&client, "file").await.unwrap();
+        client.write(file, 0, &[b'o'; 300_000]).await.unwrap();
+        client.fsync(file).await.unwrap();
+        client.set_attr(Branch::MAIN, size_of(file, 1 << 20)).await.unwrap();
         let machine = restart(site, machine, &way, Duration::ZERO).await;
-        assert_eq!(client.fsync(ino).await.unwrap_err().errno, EIO);
-        client.fsync(ino).await.unwrap();
+        assert_eq!(client.fsync(file).await.unwrap_err().errno, EIO);
+        client.fsync(file).await.unwrap();
         let store = async |at: u64| {
             let page = [b'n'; 4096];
-            let hold = client.hold(ino, Purpose::Page).await.unwrap();
+            let hold = client.hold(file, Purpose::Page).await.unwrap();
             let stored = hold.writer().await.write_page(at, Staged::of(at, &page)).await;
             stored.map_err(|failure| failure.errno)
         };
@@ -980,16 +983,16 @@ fn a_page_behind_an_end_that_was_lost_is_refused() {
         assert_eq!(store(897_024).await, Err(EIO));
         assert_eq!(store(299_008).await, Err(EIO));
         assert_eq!(store(294_912).await, Ok(()));
-        let bytes = read(&client, ino).await;
+        let bytes = read(&client, file).await;
         assert_eq!(
             (bytes.len(), bytes[294_911], bytes[294_912], bytes[299_999]),
             (300_000, b'o', b'n', b'n')
         );
         // The kernel is notified of this size, so pages that it has behind another client's end are dropped.
-        client.set_attr(size_of(ino, 400_000)).await.unwrap();
+        client.set_attr(Branch::MAIN, size_of(file, 400_000)).await.unwrap();
         assert_eq!(store(897_024).await, Ok(()));
-        client.fsync(ino).await.unwrap();
-        client.release(ino).await.unwrap();
+        client.fsync(file).await.unwrap();
+        client.release(file).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }
@@ -1007,8 +1010,8 @@ fn an_fsync_of_another_file_tells_that_attributes_were_lost() {
         for size in [None, Some(10_000)] {
             client.sync().await.unwrap();
             let mode = size.is_none().then_some(0o100_600);
-            let change = SetAttrRequest { ino: changed.0, mode, size, ..SetAttrRequest::default() };
-            client.set_attr(change).await.unwrap();
+            let change = SetAttrRequest { ino: changed.ino.0, mode, size, ..SetAttrRequest::default() };
+            client.set_attr(Branch::MAIN, change).await.unwrap();
             machine = restart(site, machine, &way, Duration::ZERO).await;
             assert_eq!(client.fsync(other).await.unwrap_err().errno, EIO, "{size:?}");
             client.fsync(other).await.unwrap();
@@ -1028,16 +1031,16 @@ fn what_a_write_takes_from_a_file_is_durable_before_the_write() {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 2).await;
         let client = clients[1].clone();
-        let ino = make(&client, "program").await.unwrap();
-        let change = SetAttrRequest { ino: ino.0, mode: Some(0o106_777), ..SetAttrRequest::default() };
-        client.set_attr(change).await.unwrap();
+        let file = make(&client, "program").await.unwrap();
+        let change = SetAttrRequest { ino: file.ino.0, mode: Some(0o106_777), ..SetAttrRequest::default() };
+        client.set_attr(Branch::MAIN, change).await.unwrap();
         client.sync().await.unwrap();
-        assert!(client.hold(ino, Purpose::Write).await.unwrap().drop_set_id().await.unwrap());
+        assert!(client.hold(file, Purpose::Write).await.unwrap().drop_set_id().await.unwrap());
         let machine = restart(site, machine, &way, Duration::ZERO).await;
-        client.write(ino, 0, b"changed").await.unwrap();
-        client.fsync(ino).await.unwrap();
-        assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o6000, 0);
-        client.release(ino).await.unwrap();
+        client.write(file, 0, b"changed").await.unwrap();
+        client.fsync(file).await.unwrap();
+        assert_eq!(client.get_attr(file).await.unwrap().mode & 0o6000, 0);
+        client.release(file).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }
@@ -1049,7 +1052,7 @@ fn a_client_that_ended_is_not_waited_for_after_a_crash() {
     on_machine(122, async |site, machine| {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 3).await;
-        let ino = make(&clients[1], "file").await.unwrap();
+        let file = make(&clients[1], "file").await.unwrap();
         clients[1].sync().await.unwrap();
         make(&clients[2], "another").await.unwrap();
         clients[2].close().await.unwrap();
@@ -1063,7 +1066,7 @@ fn a_client_that_ended_is_not_waited_for_after_a_crash() {
             assert!(took < Duration::from_secs(5), "{took:?}");
             machine.env.sleep(Duration::from_secs(1)).await;
         }
-        clients[1].release(ino).await.unwrap();
+        clients[1].release(file).await.unwrap();
         end(machine, clients[..2].to_vec(), remotes).await;
     });
 }
@@ -1076,23 +1079,23 @@ fn a_page_behind_an_end_that_another_client_lost_is_refused() {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 3).await;
         let (grows, maps) = (clients[1].clone(), clients[2].clone());
-        let ino = make(&grows, "file").await.unwrap();
-        grows.write(ino, 0, &[b'o'; 4096]).await.unwrap();
-        grows.fsync(ino).await.unwrap();
-        assert_eq!(open(&maps, "file").await, ino);
-        grows.write(ino, 4096, &[b'g'; 61_440]).await.unwrap();
-        assert_eq!(read(&maps, ino).await.len(), 65_536);
-        drop(maps.hold(ino, Purpose::Page).await.unwrap());
+        let file = make(&grows, "file").await.unwrap();
+        grows.write(file, 0, &[b'o'; 4096]).await.unwrap();
+        grows.fsync(file).await.unwrap();
+        assert_eq!(open(&maps, "file").await, file);
+        grows.write(file, 4096, &[b'g'; 61_440]).await.unwrap();
+        assert_eq!(read(&maps, file).await.len(), 65_536);
+        drop(maps.hold(file, Purpose::Page).await.unwrap());
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         let page = [b'n'; 4096];
-        let hold = maps.hold(ino, Purpose::Page).await.unwrap();
+        let hold = maps.hold(file, Purpose::Page).await.unwrap();
         let stored = hold.writer().await.write_page(40_960, Staged::of(40_960, &page)).await;
         drop(hold);
         assert_eq!(stored.map_err(|failure| failure.errno), Err(EIO));
-        assert_eq!(grows.fsync(ino).await.unwrap_err().errno, EIO);
-        assert_eq!(read(&maps, ino).await.len(), 4096);
-        maps.release(ino).await.unwrap();
-        grows.release(ino).await.unwrap();
+        assert_eq!(grows.fsync(file).await.unwrap_err().errno, EIO);
+        assert_eq!(read(&maps, file).await.len(), 4096);
+        maps.release(file).await.unwrap();
+        grows.release(file).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }
@@ -1105,25 +1108,26 @@ fn what_a_write_takes_is_taken_again_over_a_restart() {
         let way = Way::new(&machine);
         let (clients, remotes) = several(&machine, &way, 2).await;
         let (client, mut machine, mut straddled) = (clients[1].clone(), machine, 0);
-        let ino = make(&client, "program").await.unwrap();
+        let file = make(&client, "program").await.unwrap();
         for delay in (0..180).step_by(4) {
-            let change = SetAttrRequest { ino: ino.0, mode: Some(0o106_777), ..SetAttrRequest::default() };
-            client.set_attr(change).await.unwrap();
+            let change =
+                SetAttrRequest { ino: file.ino.0, mode: Some(0o106_777), ..SetAttrRequest::default() };
+            client.set_attr(Branch::MAIN, change).await.unwrap();
             while client.sync().await.is_err() {}
             let taker = client.clone();
-            let take = async move { taker.hold(ino, Purpose::Write).await?.drop_set_id().await.map(drop) };
+            let take = async move { taker.hold(file, Purpose::Write).await?.drop_set_id().await.map(drop) };
             let (result, met);
             (machine, result, met) = restart_during(site, machine, &way, delay, take).await;
             result.unwrap();
             straddled += u32::from(met);
             // Everything that the restart can lose is lost by now.
             machine = restart(site, machine, &way, Duration::ZERO).await;
-            assert_eq!(client.get_attr(ino).await.unwrap().mode & 0o6000, 0, "after {delay} us");
+            assert_eq!(client.get_attr(file).await.unwrap().mode & 0o6000, 0, "after {delay} us");
         }
         assert!(straddled > 10, "{straddled}");
         while client.sync().await.is_err() {}
-        let _ = client.fsync(ino).await;
-        client.release(ino).await.unwrap();
+        let _ = client.fsync(file).await;
+        client.release(file).await.unwrap();
         end(machine, clients, remotes).await;
     });
 }
@@ -1164,19 +1168,19 @@ fn what_another_start_granted_is_nothing_to_the_next() {
             let_go: Notify::new(),
         });
         let client = Client::connect(&machine.env, late.clone(), "late").await.unwrap();
-        let ino = make(&writer, "file").await.unwrap();
+        let file = make(&writer, "file").await.unwrap();
         open(&client, "file").await;
         let mut size = 0;
         let append = async |size: u64| {
-            writer.write(ino, size, b"!").await.unwrap();
+            writer.write(file, size, b"!").await.unwrap();
             // A loss is reported once here too.
-            drop(writer.fsync(ino).await);
+            drop(writer.fsync(file).await);
         };
         // Raises the grant numbers far above those of a new start.
         for _ in 0..10 {
             append(size).await;
             size += 1;
-            assert_eq!(read(&client, ino).await.len() as u64, size);
+            assert_eq!(read(&client, file).await.len() as u64, size);
         }
         append(size).await;
         size += 1;
@@ -1186,7 +1190,7 @@ fn what_another_start_granted_is_nothing_to_the_next() {
         machine.env.spawn(
             "ask",
             Box::pin(async move {
-                drop(asking.read(ino, 0, 100).await);
+                drop(asking.read(file, 0, 100).await);
                 ends.set(true);
             }),
         );
@@ -1202,10 +1206,10 @@ fn what_another_start_granted_is_nothing_to_the_next() {
         for _ in 0..8 {
             append(size).await;
             size += 1;
-            assert_eq!(read(&client, ino).await.len() as u64, size, "nothing old is read");
+            assert_eq!(read(&client, file).await.len() as u64, size, "nothing old is read");
         }
-        client.release(ino).await.unwrap();
-        writer.release(ino).await.unwrap();
+        client.release(file).await.unwrap();
+        writer.release(file).await.unwrap();
         drop(client.sync().await);
         drop(writer.sync().await);
         for client in [&client, &writer] {
@@ -1221,18 +1225,18 @@ fn what_another_start_granted_is_nothing_to_the_next() {
 struct SlowKernel(World, Duration, Option<Rc<Pages>>);
 
 impl KernelCache for SlowKernel {
-    fn drop_pages(&self, ino: Ino, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
+    fn drop_pages(&self, file: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             self.0.env().sleep(self.1).await;
             if let Some(pages) = &self.2 {
-                pages.drop_pages(ino, bytes).await;
+                pages.drop_pages(file, bytes).await;
             }
         })
     }
 
     fn hide_pages<'a>(
         &'a self,
-        files: Vec<(Ino, u64)>,
+        files: Vec<(FileId, u64)>,
         _within: Duration,
         _lasts: &'a dyn Fn() -> bool,
     ) -> LocalBoxFuture<'a, ()> {
@@ -1265,13 +1269,13 @@ async fn until_alone(client: &Client, machine: &Machine) {
 async fn append_for(
     client: &Client,
     machine: &Machine,
-    (ino, mut size): (Ino, u64),
+    (file, mut size): (FileId, u64),
     time: Duration,
     pause: Duration,
 ) -> u64 {
     let until = machine.env.now() + time;
     while machine.env.now() < until {
-        let at = client.append(ino, &[7; 100]).await.unwrap();
+        let at = client.append(file, &[7; 100]).await.unwrap();
         assert_eq!(at, size, "an append finds an earlier end");
         size += 100;
         machine.env.sleep(pause).await;
@@ -1287,28 +1291,28 @@ fn what_is_written_alone_after_a_restart_is_not_lost_to_a_revocation_before_it()
         let way = Way::new(&machine);
         let (client, remote) = join(&machine, &way).await;
         client.set_kernel_cache(Some(SlowKernel::of(&way, Duration::from_secs(3))));
-        let ino = make(&client, "file").await.unwrap();
+        let file = make(&client, "file").await.unwrap();
         open(&machine.client, "file").await;
         machine.env.sleep(Duration::from_secs(10)).await;
-        client.append(ino, &[7; 100]).await.unwrap();
-        client.fsync(ino).await.unwrap();
-        client.append(ino, &[7; 100]).await.unwrap();
+        client.append(file, &[7; 100]).await.unwrap();
+        client.fsync(file).await.unwrap();
+        client.append(file, &[7; 100]).await.unwrap();
         // The other client wants the lease.
         let other = machine.client.clone();
-        machine.env.spawn("other", Box::pin(async move { drop(other.read(ino, 0, 1).await) }));
+        machine.env.spawn("other", Box::pin(async move { drop(other.read(file, 0, 1).await) }));
         machine.env.sleep(Duration::from_secs(1)).await;
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         until_alone(&client, &machine).await;
         // The restart loses the append that was not synced, and that is told.
-        drop(client.fsync(ino).await);
-        client.fsync(ino).await.unwrap();
-        let size = client.get_attr(ino).await.unwrap().size;
+        drop(client.fsync(file).await);
+        client.fsync(file).await.unwrap();
+        let size = client.get_attr(file).await.unwrap().size;
         let pause = Duration::from_micros(200);
-        let size = append_for(&client, &machine, (ino, size), Duration::from_secs(6), pause).await;
-        let synced = client.fsync(ino).await;
+        let size = append_for(&client, &machine, (file, size), Duration::from_secs(6), pause).await;
+        let synced = client.fsync(file).await;
         let mut wrong = 0;
         for at in (0..size).step_by(1 << 20) {
-            let parts = client.read(ino, at, 1 << 20).await.unwrap();
+            let parts = client.read(file, at, 1 << 20).await.unwrap();
             wrong += parts.iter().flat_map(|part| part.to_vec()).filter(|byte| *byte != 7).count();
         }
         assert_eq!((wrong, synced), (0, Ok(())), "bytes that are not what was appended, and the fsync");
@@ -1324,7 +1328,7 @@ fn what_is_written_alone_after_a_restart_is_not_lost_to_a_revocation_before_it()
 fn what_the_next_mount_writes_is_not_lost_to_a_revocation_of_the_mount_before() {
     on_machine(97, async |_, machine| {
         let (way, mine) = (Way::new(&machine), machine.client.clone());
-        let ino = make(&mine, "file").await.unwrap();
+        let file = make(&mine, "file").await.unwrap();
         mine.sync().await.unwrap();
         mine.set_kernel_cache(Some(Pages::of(&mine, &machine.world)));
         until_alone(&mine, &machine).await;
@@ -1340,12 +1344,12 @@ fn what_the_next_mount_writes_is_not_lost_to_a_revocation_of_the_mount_before() 
         machine.env.sleep(Duration::from_millis(100)).await;
         other.close().await.unwrap();
         remote.close();
-        mine.open(ino).await.unwrap();
+        mine.open(file).await.unwrap();
         until_alone(&mine, &machine).await;
         let pause = Duration::from_micros(500);
-        append_for(&mine, &machine, (ino, 0), Duration::from_secs(3), pause).await;
-        assert_eq!(mine.fsync(ino).await, Ok(()));
-        mine.release(ino).await.unwrap();
+        append_for(&mine, &machine, (file, 0), Duration::from_secs(3), pause).await;
+        assert_eq!(mine.fsync(file).await, Ok(()));
+        mine.release(file).await.unwrap();
         machine.stop().await;
     });
 }
@@ -1361,28 +1365,28 @@ fn an_fsync_after_a_restart_covers_what_is_written_under_an_earlier_lease() {
         for client in [&one, &other] {
             client.set_kernel_cache(Some(SlowKernel::of(&way, Duration::from_secs(3))));
         }
-        let (ino, own) = (make(&one, "file").await.unwrap(), make(&other, "own").await.unwrap());
-        assert_eq!(open(&other, "file").await, ino);
+        let (file, own) = (make(&one, "file").await.unwrap(), make(&other, "own").await.unwrap());
+        assert_eq!(open(&other, "file").await, file);
         other.write(own, 0, &[1; 100]).await.unwrap();
-        one.write(ino, 0, &[1; 10_000]).await.unwrap();
-        one.fsync(ino).await.unwrap();
+        one.write(file, 0, &[1; 10_000]).await.unwrap();
+        one.fsync(file).await.unwrap();
         other.fsync(own).await.unwrap();
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         // Any request shows the restart to a client.
         let stats = join_all([&one, &other].map(|client| client.stat_fs())).await;
         assert!(stats.iter().all(Result::is_ok));
         machine.env.sleep(Duration::from_millis(100)).await;
-        one.write(ino, 5000, &[2; 10_000]).await.unwrap();
-        assert_eq!(other.get_attr(ino).await.unwrap().size, 15_000);
-        other.fsync(ino).await.unwrap();
+        one.write(file, 5000, &[2; 10_000]).await.unwrap();
+        assert_eq!(other.get_attr(file).await.unwrap().size, 15_000);
+        other.fsync(file).await.unwrap();
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         let root = machine.client.root();
         let found = machine.client.lookup(root, b"file").await.unwrap();
-        assert_eq!(read(&machine.client, Ino(found.ino)).await.len(), 15_000);
+        assert_eq!(read(&machine.client, found.file()).await.len(), 15_000);
         // It does not know that another client has made its writes durable.
-        one.fsync(ino).await.unwrap_err();
-        one.release(ino).await.unwrap();
-        other.release(ino).await.unwrap();
+        one.fsync(file).await.unwrap_err();
+        one.release(file).await.unwrap();
+        other.release(file).await.unwrap();
         other.release(own).await.unwrap();
         let clients = vec![machine.client.clone(), one, other];
         end(machine, clients, remotes).await;
@@ -1436,16 +1440,16 @@ fn fsync_over_a_restart(reads: bool, is_own: bool, synced: Synced) {
             let_go: Notify::new(),
         });
         let client = Client::connect(&machine.env, early.clone(), "early").await.unwrap();
-        let ino = make(&writer, "file").await.unwrap();
-        writer.write(ino, 0, &[1; 100]).await.unwrap();
-        writer.fsync(ino).await.unwrap();
-        assert_eq!(open(&client, "file").await, ino);
-        let descriptor = client.reported(ino);
-        client.fsync_through(ino, &descriptor).await.unwrap();
-        writer.write(ino, 100, &[2; 10_000]).await.unwrap();
+        let file = make(&writer, "file").await.unwrap();
+        writer.write(file, 0, &[1; 100]).await.unwrap();
+        writer.fsync(file).await.unwrap();
+        assert_eq!(open(&client, "file").await, file);
+        let descriptor = client.reported(file);
+        client.fsync_through(file, &descriptor).await.unwrap();
+        writer.write(file, 100, &[2; 10_000]).await.unwrap();
         if reads {
             // It has a lease now. The writer has given its own up: its size is sent and not yet durable.
-            assert_eq!(read(&client, ino).await.len(), 10_100);
+            assert_eq!(read(&client, file).await.len(), 10_100);
         }
         early.held.set(true);
         let result = Rc::new(RefCell::new(None));
@@ -1453,7 +1457,7 @@ fn fsync_over_a_restart(reads: bool, is_own: bool, synced: Synced) {
         let reported = descriptor.clone();
         let fsync = async move {
             let result = match synced {
-                Synced::File => syncing.fsync_through(ino, &reported).await,
+                Synced::File => syncing.fsync_through(file, &reported).await,
                 Synced::Directory => syncing.sync_directory().await,
             };
             *told.borrow_mut() = Some(result);
@@ -1469,11 +1473,11 @@ fn fsync_over_a_restart(reads: bool, is_own: bool, synced: Synced) {
         }
         let root = machine.client.root();
         let found = machine.client.lookup(root, b"file").await.unwrap();
-        let len = read(&machine.client, Ino(found.ino)).await.len();
+        let len = read(&machine.client, found.file()).await.len();
         assert!(len == 100 || synced == Synced::Directory, "{len} bytes are there: it was lost");
         let error = result.take().unwrap().expect_err("it does not succeed over a loss");
         assert!(error.message.contains("other clients"), "{error}");
-        assert_eq!(client.fsync_through(ino, &descriptor).await, Ok(()), "it is told once");
+        assert_eq!(client.fsync_through(file, &descriptor).await, Ok(()), "it is told once");
         drop(remote);
         machine.stop().await;
     });
@@ -1501,31 +1505,31 @@ fn a_truncation_after_a_restart_waits_for_a_client_that_truncates_another_file()
         one.set_kernel_cache(Some(SlowKernel::of(&way, slow)));
         let pages = Pages::of(&other, &way.world);
         other.set_kernel_cache(Some(Rc::new(SlowKernel(way.world.clone(), slow, Some(pages.clone())))));
-        let (ino, own) = (make(&one, "file").await.unwrap(), make(&other, "own").await.unwrap());
-        assert_eq!(open(&other, "file").await, ino);
-        one.write(ino, 0, &[1; 10_000]).await.unwrap();
-        one.fsync(ino).await.unwrap();
+        let (file, own) = (make(&one, "file").await.unwrap(), make(&other, "own").await.unwrap());
+        assert_eq!(open(&other, "file").await, file);
+        one.write(file, 0, &[1; 10_000]).await.unwrap();
+        one.fsync(file).await.unwrap();
         other.write(own, 0, &[1; 10_000]).await.unwrap();
         other.fsync(own).await.unwrap();
         // Both have a shared lease from here on.
-        assert_eq!(pages.read(&other, ino, 10_000).await.len(), 10_000);
-        assert_eq!(read(&one, ino).await.len(), 10_000);
+        assert_eq!(pages.read(&other, file, 10_000).await.len(), 10_000);
+        assert_eq!(read(&one, file).await.len(), 10_000);
         let machine = restart(site, machine, &way, Duration::ZERO).await;
         let stats = join_all([&one, &other].map(|client| client.stat_fs())).await;
         assert!(stats.iter().all(Result::is_ok));
         machine.env.sleep(Duration::from_millis(100)).await;
         let truncation =
-            |ino: Ino, size| SetAttrRequest { ino: ino.0, size: Some(size), ..Default::default() };
+            |file: FileId, size| SetAttrRequest { ino: file.ino.0, size: Some(size), ..Default::default() };
         let (truncates, done) = (other.clone(), Rc::new(Cell::new(false)));
         let is_done = done.clone();
         let truncate_own = async move {
-            truncates.set_attr(truncation(own, 50)).await.unwrap();
+            truncates.set_attr(Branch::MAIN, truncation(own, 50)).await.unwrap();
             is_done.set(true);
         };
         machine.env.spawn("own", Box::pin(truncate_own));
         machine.env.sleep(Duration::from_millis(50)).await;
-        one.set_attr(truncation(ino, 0)).await.unwrap();
-        assert_eq!(pages.try_read(&other, ino, 10_000).await.map(|bytes| bytes.len()), Ok(0));
+        one.set_attr(Branch::MAIN, truncation(file, 0)).await.unwrap();
+        assert_eq!(pages.try_read(&other, file, 10_000).await.map(|bytes| bytes.len()), Ok(0));
         while !done.get() {
             machine.env.sleep(Duration::from_millis(10)).await;
         }

@@ -2,7 +2,7 @@
 
 use crate::machine::{Machine, Site, on_machine, with_a_cut_between};
 use crate::model::{make_file, pattern, read_all};
-use penstock_base::{ErrorKind, Ino};
+use penstock_base::{Branch, ErrorKind, FileId};
 use penstock_client::SetAttrRequest;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange::{self, Punch, Reserve, Zero};
@@ -14,17 +14,17 @@ const EFBIG: u16 = 27;
 const BLOCK: u64 = 4096;
 
 /// Results of SEEK_DATA and SEEK_HOLE from an offset; an error is its errno as a negative number.
-async fn seek(machine: &Machine, ino: Ino, offset: u64) -> [i64; 2] {
+async fn seek(machine: &Machine, file: FileId, offset: u64) -> [i64; 2] {
     let found = |result: Result<u64, penstock_client::Failure>| match result {
         Ok(offset) => offset as i64,
         Err(failure) => -i64::from(failure.errno),
     };
     let client = &machine.client;
-    [found(client.seek(ino, offset, false).await), found(client.seek(ino, offset, true).await)]
+    [found(client.seek(file, offset, false).await), found(client.seek(file, offset, true).await)]
 }
 
 /// Checks the data and holes of the file that the next test makes.
-async fn check_seeks(machine: &Machine, ino: Ino, far: u64) {
+async fn check_seeks(machine: &Machine, file: FileId, far: u64) {
     let none = -i64::from(ENXIO);
     let (data, hole, size) = (2 * BLOCK as i64, 4 * BLOCK as i64, far as i64 + 3);
     for (offset, wanted) in [
@@ -36,7 +36,7 @@ async fn check_seeks(machine: &Machine, ino: Ino, far: u64) {
         (far + 3, [none, none]),
         (u64::MAX, [none, none]),
     ] {
-        assert_eq!(seek(machine, ino, offset).await, wanted, "from {offset}");
+        assert_eq!(seek(machine, file, offset).await, wanted, "from {offset}");
     }
 }
 
@@ -48,15 +48,15 @@ fn data_and_holes_are_found_in_memory_and_on_the_volume() {
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
         let client = &machine.client;
-        let ino = make_file(&machine, "sparse").await.unwrap();
+        let file = make_file(&machine, "sparse").await.unwrap();
         let none = -i64::from(ENXIO);
-        assert_eq!(seek(&machine, ino, 0).await, [none, none], "an empty file has nothing");
+        assert_eq!(seek(&machine, file, 0).await, [none, none], "an empty file has nothing");
         // Two blocks in the first chunk, one far away, and a size in the middle of a block.
-        client.write(ino, 2 * BLOCK + 5, &pattern(&world, 5000)).await.unwrap();
-        client.write(ino, far, b"far").await.unwrap();
-        check_seeks(&machine, ino, far).await;
-        machine.fsync(ino, false).await.unwrap();
-        check_seeks(&machine, ino, far).await;
+        client.write(file, 2 * BLOCK + 5, &pattern(&world, 5000)).await.unwrap();
+        client.write(file, far, b"far").await.unwrap();
+        check_seeks(&machine, file, far).await;
+        machine.fsync(file, false).await.unwrap();
+        check_seeks(&machine, file, far).await;
         machine.audit().await;
         machine.stop().await;
     });
@@ -66,16 +66,16 @@ fn data_and_holes_are_found_in_memory_and_on_the_volume() {
     let world = World::new(62);
     let run = world.run(async {
         let machine = site.start(&world, &[]).await.unwrap();
-        let ino = Ino(machine.client.lookup(machine.client.root(), b"sparse").await.unwrap().ino);
-        check_seeks(&machine, ino, far).await;
+        let file = machine.client.lookup(machine.client.root(), b"sparse").await.unwrap().file();
+        check_seeks(&machine, file, far).await;
         machine.stop().await;
     });
     run.unwrap();
     world.destroy();
 }
 
-async fn change(machine: &Machine, ino: Ino, offset: u64, len: u64, change: SpaceChange) {
-    machine.client.change_space(ino, offset, len, change, true).await.unwrap();
+async fn change(machine: &Machine, file: FileId, offset: u64, len: u64, change: SpaceChange) {
+    machine.client.change_space(file, offset, len, change, true).await.unwrap();
 }
 
 fn free_bytes(machine: &Machine) -> u64 {
@@ -83,19 +83,19 @@ fn free_bytes(machine: &Machine) -> u64 {
 }
 
 /// Writes to a file until nothing fits any more.
-async fn fill(machine: &Machine, ino: Ino) {
+async fn fill(machine: &Machine, file: FileId) {
     let mut offset = 0;
     for len in [1 << 20, 4096] {
         let data = pattern(&machine.world, len);
         let failure = loop {
-            match machine.client.write(ino, offset, &data).await {
+            match machine.client.write(file, offset, &data).await {
                 Ok(()) => offset += len as u64,
                 Err(failure) => break failure,
             }
         };
         assert_eq!(failure.kind, ErrorKind::NoSpace, "{failure}");
     }
-    machine.client.fsync(ino).await.unwrap();
+    machine.client.fsync(file).await.unwrap();
 }
 
 /// A reservation survives growing, a full volume and a power cut.
@@ -110,8 +110,8 @@ fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
         assert_eq!(free_bytes(machine), free - (LEN - BLOCK), "whole blocks are taken at once");
         assert_eq!(client.get_attr(kept).await.unwrap().size, 0);
         // Behind the end, and then within the file: the size does not change the reservation.
-        let request = SetAttrRequest { ino: kept.0, size: Some(BLOCK), ..SetAttrRequest::default() };
-        client.set_attr(request).await.unwrap();
+        let request = SetAttrRequest { ino: kept.ino.0, size: Some(BLOCK), ..SetAttrRequest::default() };
+        client.set_attr(Branch::MAIN, request).await.unwrap();
         client.write(kept, 2 << 20, b"in the middle").await.unwrap();
         let none = -i64::from(ENXIO);
         assert_eq!(seek(machine, kept, 0).await, [2 << 20, 0], "what is reserved is a hole");
@@ -125,14 +125,14 @@ fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
     };
     let after = async |machine: &Machine| {
         let client = &machine.client;
-        let ino = Ino(client.lookup(client.root(), b"kept").await.unwrap().ino);
-        let bytes = read_all(machine, ino).await;
+        let file = client.lookup(client.root(), b"kept").await.unwrap().file();
+        let bytes = read_all(machine, file).await;
         assert_eq!(bytes.len(), (2 << 20) + 13);
         assert!(bytes[..2 << 20].iter().all(|byte| *byte == 0) && &bytes[2 << 20..] == b"in the middle");
         let data = pattern(&machine.world, (LEN - BLOCK) as usize);
-        client.write(ino, BLOCK, &data).await.unwrap();
-        machine.fsync(ino, false).await.unwrap();
-        assert!(read_all(machine, ino).await[BLOCK as usize..] == data);
+        client.write(file, BLOCK, &data).await.unwrap();
+        machine.fsync(file, false).await.unwrap();
+        assert!(read_all(machine, file).await[BLOCK as usize..] == data);
     };
     with_a_cut_between(63, before, after);
 }
@@ -141,43 +141,46 @@ fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
 fn punched_space_comes_back_and_zeroed_space_stays() {
     on_machine(65, async |machine| {
         let client = &machine.client;
-        let ino = make_file(machine, "file").await.unwrap();
+        let file = make_file(machine, "file").await.unwrap();
         let mut bytes = pattern(&machine.world, 3 << 20);
         let mut free = free_bytes(machine) - bytes.len() as u64;
-        client.write(ino, 0, &bytes).await.unwrap();
+        client.write(file, 0, &bytes).await.unwrap();
         for settled in [false, true] {
             if settled {
-                machine.fsync(ino, false).await.unwrap();
+                machine.fsync(file, false).await.unwrap();
             }
             let at = u64::from(settled) << 20;
             // 16 blocks and a part at each end; then as many that are zeroed, which keep their blocks.
-            change(machine, ino, at + 100, 17 * BLOCK, Punch).await;
+            change(machine, file, at + 100, 17 * BLOCK, Punch).await;
             bytes[at as usize + 100..][..17 * BLOCK as usize].fill(0);
-            change(machine, ino, at + 40 * BLOCK + 1, 17 * BLOCK, Zero).await;
+            change(machine, file, at + 40 * BLOCK + 1, 17 * BLOCK, Zero).await;
             bytes[(at + 40 * BLOCK) as usize + 1..][..17 * BLOCK as usize].fill(0);
-            assert!(read_all(machine, ino).await == bytes, "settled {settled}");
-            assert_eq!(seek(machine, ino, at + BLOCK).await, [(at + 17 * BLOCK) as i64, (at + BLOCK) as i64]);
-            machine.fsync(ino, false).await.unwrap();
+            assert!(read_all(machine, file).await == bytes, "settled {settled}");
+            assert_eq!(
+                seek(machine, file, at + BLOCK).await,
+                [(at + 17 * BLOCK) as i64, (at + BLOCK) as i64]
+            );
+            machine.fsync(file, false).await.unwrap();
             free += 16 * BLOCK;
             assert_eq!(free_bytes(machine), free, "settled {settled}");
         }
         // The last block is freed as a whole, and with it the blocks that are reserved behind it.
-        client.write(ino, 3 << 20, b"tail").await.unwrap();
-        change(machine, ino, (3 << 20) + BLOCK, 8 * BLOCK, Reserve).await;
-        change(machine, ino, 3 << 20, 20 * BLOCK, Punch).await;
-        machine.fsync(ino, false).await.unwrap();
+        client.write(file, 3 << 20, b"tail").await.unwrap();
+        change(machine, file, (3 << 20) + BLOCK, 8 * BLOCK, Reserve).await;
+        change(machine, file, 3 << 20, 20 * BLOCK, Punch).await;
+        machine.fsync(file, false).await.unwrap();
         assert_eq!(free_bytes(machine), free);
         bytes.extend([0; 4]);
-        assert!(read_all(machine, ino).await == bytes);
+        assert!(read_all(machine, file).await == bytes);
         // More than the space that exists: nothing is allocated.
-        let failure = client.change_space(ino, 0, 1 << 40, Reserve, false).await.unwrap_err();
+        let failure = client.change_space(file, 0, 1 << 40, Reserve, false).await.unwrap_err();
         assert_eq!(failure.kind, ErrorKind::NoSpace);
         assert_eq!(free_bytes(machine), free);
-        assert_eq!(client.get_attr(ino).await.unwrap().size, (3 << 20) + 4);
+        assert_eq!(client.get_attr(file).await.unwrap().size, (3 << 20) + 4);
         // Behind the end and never written; freed with the file.
-        change(machine, ino, 1 << 50, 5 << 20, Reserve).await;
+        change(machine, file, 1 << 50, 5 << 20, Reserve).await;
         client.unlink(client.root(), b"file", false).await.unwrap();
-        client.release(ino).await.unwrap();
+        client.release(file).await.unwrap();
         assert_eq!(machine.node.check_fs().await.unwrap().blocks, 0);
     });
 }
@@ -214,24 +217,24 @@ fn files_with_many_chunks_are_cut_in_steps() {
         const CHUNKS: u64 = 9000;
         let client = machine.client.clone();
         let free = client.stat_fs().await.unwrap().free_blocks;
-        let ino = make_file(machine, "long").await.unwrap();
+        let file = make_file(machine, "long").await.unwrap();
         let resize = async |size: u64| {
-            let change = SetAttrRequest { ino: ino.0, size: Some(size), ..SetAttrRequest::default() };
-            assert_eq!(client.set_attr(change).await.unwrap().size, size);
+            let change = SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() };
+            assert_eq!(client.set_attr(Branch::MAIN, change).await.unwrap().size, size);
         };
         let at = |chunk: u64| chunk << 20;
-        client.write(ino, 0, &[1; 100]).await.unwrap();
+        client.write(file, 0, &[1; 100]).await.unwrap();
         for chunk in 1..CHUNKS {
-            client.change_space(ino, at(chunk), BLOCK, Reserve, true).await.unwrap();
+            client.change_space(file, at(chunk), BLOCK, Reserve, true).await.unwrap();
         }
         assert!(client.stat_fs().await.unwrap().free_blocks + CHUNKS <= free);
         // The blocks stay reserved, and read as zeros.
         for size in [at(CHUNKS), 200, at(CHUNKS)] {
             resize(size).await;
             for chunk in [1, 4000, CHUNKS - 1].into_iter().filter(|chunk| at(*chunk) < size) {
-                let found = client.read(ino, at(chunk), BLOCK).await.unwrap();
+                let found = client.read(file, at(chunk), BLOCK).await.unwrap();
                 assert_eq!(penstock_base::buf::gather(&found)[..], [0; BLOCK as usize], "chunk {chunk}");
-                client.write(ino, at(chunk), &[2; BLOCK as usize]).await.unwrap();
+                client.write(file, at(chunk), &[2; BLOCK as usize]).await.unwrap();
             }
         }
         // A second client makes names meanwhile.
@@ -244,7 +247,7 @@ fn files_with_many_chunks_are_cut_in_steps() {
         futures_util::future::join(resize(50), names).await;
         resize(at(CHUNKS)).await;
         for chunk in [1, 4000, CHUNKS - 1] {
-            let found = client.read(ino, at(chunk), BLOCK).await.unwrap();
+            let found = client.read(file, at(chunk), BLOCK).await.unwrap();
             assert_eq!(penstock_base::buf::gather(&found)[..], [0; BLOCK as usize], "chunk {chunk}");
         }
     });
@@ -258,21 +261,22 @@ fn files_of_many_rows_are_synced_and_removed_in_steps() {
         const MANY: u64 = 1500;
         let client = machine.client.clone();
         let rows = || machine.node.fs_report().meta_used_bytes;
-        let ino = make_file(machine, "sparse").await.unwrap();
+        let file = make_file(machine, "sparse").await.unwrap();
         for chunk in 0..MANY {
-            client.write(ino, chunk << 20, &[1; BLOCK as usize]).await.unwrap();
+            client.write(file, chunk << 20, &[1; BLOCK as usize]).await.unwrap();
         }
-        client.fsync(ino).await.unwrap();
+        client.fsync(file).await.unwrap();
         for number in 0..1000 {
             let name = format!("user.{number}").into_bytes();
-            let request = XattrRequest { ino: ino.0, name, value: vec![1; 20], ..XattrRequest::default() };
-            client.set_xattr(request).await.unwrap();
+            let request =
+                XattrRequest { ino: file.ino.0, name, value: vec![1; 20], ..XattrRequest::default() };
+            client.set_xattr(Branch::MAIN, request).await.unwrap();
         }
         client.sync().await.unwrap();
         let full = rows();
         assert!(full > MANY * 100);
         client.unlink(client.root(), b"sparse", false).await.unwrap();
-        client.release(ino).await.unwrap();
+        client.release(file).await.unwrap();
         let long_enough = Duration::from_secs(10);
         machine.env.sleep(long_enough).await;
         client.sync().await.unwrap();
@@ -290,7 +294,7 @@ async fn fill_with_names(machine: &Machine) -> u64 {
     let mut names = 0;
     loop {
         match make_file(machine, &long_name(names)).await {
-            Ok(ino) => machine.client.release(ino).await.unwrap(),
+            Ok(file) => machine.client.release(file).await.unwrap(),
             Err(failure) => {
                 assert_eq!(failure.kind, ErrorKind::NoSpace, "{failure}");
                 return names;
@@ -321,9 +325,9 @@ fn a_store_full_of_names_lets_files_be_made_shorter() {
                 }
             };
             assert_eq!(full.kind, ErrorKind::NoSpace, "{full}");
-            let request = SetAttrRequest { ino: log.0, size: Some(size), ..SetAttrRequest::default() };
+            let request = SetAttrRequest { ino: log.ino.0, size: Some(size), ..SetAttrRequest::default() };
             machine.env.sleep(Duration::from_millis(1)).await;
-            let attr = client.set_attr(request).await.unwrap();
+            let attr = client.set_attr(Branch::MAIN, request).await.unwrap();
             assert_eq!(attr.size, size);
             let found = penstock_base::buf::gather(&client.read(log, 0, 1 << 21).await.unwrap());
             assert_eq!(found[..], vec![4; size as usize]);
@@ -354,20 +358,20 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
         client.write(database, 0, &pattern(&world, 1 << 20)).await.unwrap();
         change(&machine, database, 1 << 20, 2 << 20, Reserve).await;
         client.fsync(database).await.unwrap();
-        let ino = make_file(&machine, "holes").await.unwrap();
+        let file = make_file(&machine, "holes").await.unwrap();
         for chunk in 0..CHUNKS {
-            change(&machine, ino, chunk << 20, 1 << 20, Reserve).await;
+            change(&machine, file, chunk << 20, 1 << 20, Reserve).await;
         }
-        client.fsync(ino).await.unwrap();
+        client.fsync(file).await.unwrap();
         let names = fill_with_names(&machine).await;
         let space = || machine.node.fs_report();
         let (mut refused, budget) = (0, space().meta_budget_bytes);
         let mut overwrites = [5, 40_000, (1 << 20) + 5 * BLOCK, 100_000, (1 << 20) + 10 * BLOCK].into_iter();
         for chunk in 0..CHUNKS {
             for block in (0..256).step_by(2) {
-                change(&machine, ino, (chunk << 20) + block * BLOCK, BLOCK, Punch).await;
+                change(&machine, file, (chunk << 20) + block * BLOCK, BLOCK, Punch).await;
             }
-            match client.fsync(ino).await {
+            match client.fsync(file).await {
                 Ok(()) => {}
                 Err(failure) if failure.kind == ErrorKind::NoSpace => refused += 1,
                 Err(failure) => panic!("{failure}"),
@@ -393,10 +397,10 @@ fn a_store_full_of_names_takes_overwrites_and_holes_within_its_reserve() {
         for number in 0..names {
             client.unlink(client.root(), long_name(number).as_bytes(), false).await.unwrap();
         }
-        client.fsync(ino).await.unwrap();
+        client.fsync(file).await.unwrap();
         assert!(free_bytes(&machine) > free, "{:?}", space());
         client.unlink(client.root(), b"holes", false).await.unwrap();
-        client.release(ino).await.unwrap();
+        client.release(file).await.unwrap();
         machine.audit().await;
         machine.stop().await;
     });

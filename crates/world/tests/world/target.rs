@@ -7,7 +7,7 @@
 
 use crate::machine::Site;
 use penstock_array::{Array, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, Env, FileId, Gate, Ino, LocalBoxFuture, crc32c, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, Env, FileId, Gate, LocalBoxFuture, crc32c, crc32c_blocks};
 use penstock_chunk::{Behind, ChunkError, ChunkKey, Known, Owner, Target, TargetConfig};
 use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
 use penstock_sim::World;
@@ -286,7 +286,7 @@ impl Life<'_> {
             let result = match self.world.below(3) {
                 0 => self.target.commit_all().await,
                 1 => self.target.sync().await,
-                _ => self.target.commit(FileId::main(Ino(100 + self.world.below(FILES))), true).await,
+                _ => self.target.commit(FileId::of_numbers(0, 100 + self.world.below(FILES)), true).await,
             };
             self.count("commit beside", &result);
         }
@@ -319,12 +319,12 @@ async fn live(
             let usage = target.usage();
             let ballast = usage.free_blocks - usage.headroom_blocks - 1500 - seed % 4 * 600;
             let file = |n| File {
-                key: FileId::main(Ino(100 + n)),
+                key: FileId::of_numbers(0, 100 + n),
                 generation: 0,
                 owner: Owner::default(),
                 blocks: vec![0; all as usize],
             };
-            let ballast_file = FileId::main(Ino(99));
+            let ballast_file = FileId::of_numbers(0, 99);
             target.preallocate(ballast_file, 0..ballast, false, file(0).known()).await.unwrap();
             files = (0..FILES).map(file).collect();
             files.iter().take(2).for_each(|file| target.file_made(file.key));

@@ -16,7 +16,7 @@ use crate::ranks;
 use crate::rows::{ChunkKey, Extent, FileRow, MapRow, map_range};
 use penstock_base::locks::{Exclusive, Shared};
 use penstock_base::rank::{LockKey, RankedKey, RankedLocks};
-use penstock_base::{Birth, BoundedSet, Buf, DecodeError, FileId, HashMap};
+use penstock_base::{Birth, BoundedSet, Buf, Class, DecodeError, FileId, HashMap, IoContext};
 use penstock_kv::{Kv, for_each_key};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +34,17 @@ pub(crate) struct Chunk {
     dirty: DirtyRuns,
     /// Order of the first write since the chunk was clean; the lowest is written back first.
     since: u64,
+    /// The tenant that wrote to it last.
+    tenant: u32,
+}
+
+/// Blocks of a chunk that are written: their bytes with the CRC32C of each block.
+pub(crate) struct NewBlocks<'a> {
+    pub(crate) first: u32,
+    pub(crate) data: &'a Buf,
+    pub(crate) crcs: &'a [u32],
+    /// The tenant that writes them.
+    pub(crate) tenant: u32,
 }
 
 impl Chunk {
@@ -55,6 +66,11 @@ impl Chunk {
     /// Its blocks in memory.
     pub(crate) fn dirty(&self) -> &DirtyRuns {
         &self.dirty
+    }
+
+    /// The write-back of its blocks, charged to the tenant that wrote last.
+    pub(crate) fn writes_back(&self) -> IoContext {
+        IoContext { tenant: self.tenant, ..IoContext::system(Class::Client) }
     }
 
     /// Changes the map, and counts the blocks that the file holds.
@@ -437,7 +453,7 @@ impl ChunkCache {
         &self,
         key: ChunkKey,
         chunk: &RefCell<Chunk>,
-        (first, data, crcs): (u32, &Buf, &[u32]),
+        new: &NewBlocks<'_>,
         reserved: &[Range<u32>],
     ) -> bool {
         let mut chunk = chunk.borrow_mut();
@@ -446,8 +462,9 @@ impl ChunkCache {
             self.order.set(chunk.since);
             self.queue.borrow_mut().insert(chunk.since, key);
         }
-        let new = chunk.change_dirty(|dirty| dirty.insert(first, data, crcs, reserved));
-        self.dirty_blocks.set(self.dirty_blocks.get() + new);
+        chunk.tenant = new.tenant;
+        let more = chunk.change_dirty(|dirty| dirty.insert(new.first, new.data, new.crcs, reserved));
+        self.dirty_blocks.set(self.dirty_blocks.get() + more);
         assert!(chunk.dirty.blocks() <= self.chunk_blocks, "dirty blocks are in the chunk");
         self.assert_counted(chunk.dirty.blocks());
         chunk.dirty.blocks() == self.chunk_blocks

@@ -4,7 +4,7 @@
 //! the caller brings as [`FileUses`].
 
 use crate::{ChunkError, ChunkKey, Known, Knows, Owner, Target};
-use penstock_base::{Branch, Buf, ErrorKind, FileId, Ino, LocalBoxFuture};
+use penstock_base::{Branch, Buf, ErrorKind, FileId, Ino, IoContext, LocalBoxFuture};
 use penstock_wire::data::{
     ChunkRef, SpaceChange, SpaceRef, decode_commit, decode_read, decode_seek, decode_space, decode_write,
     encode_found, encode_reply,
@@ -67,11 +67,11 @@ impl Service {
         Self { target: target.clone() }
     }
 
-    /// Executes a data request. None for requests of other kinds.
-    pub async fn serve(&self, request: &Frame, uses: &dyn FileUses) -> Option<Outcome> {
+    /// Executes a data request, for whom and for what `io` says. None for requests of other kinds.
+    pub async fn serve(&self, request: &Frame, io: IoContext, uses: &dyn FileUses) -> Option<Outcome> {
         Some(match request.header.kind {
-            Kind::Read => self.read(request, uses).await,
-            Kind::Write => self.write(request, uses).await,
+            Kind::Read => self.read(request, io, uses).await,
+            Kind::Write => self.write(request, io, uses).await,
             Kind::Commit => self.commit(request).await,
             Kind::Seek => self.seek(request).await,
             Kind::Space => self.space(request, uses).await,
@@ -84,9 +84,9 @@ impl Service {
         Ok((encode_reply(self.target.config().generation, &[]), Vec::new()))
     }
 
-    async fn read(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
+    async fn read(&self, request: &Frame, io: IoContext, uses: &dyn FileUses) -> Outcome {
         let chunk = decode_read(&request.body)?;
-        let read = self.target.read(key(request, &chunk), chunk.block, chunk.count).await;
+        let read = self.target.read(key(request, &chunk), chunk.block, chunk.count, io).await;
         let blocks = read.map_err(|error| {
             if error.kind() == ErrorKind::Corrupt {
                 uses.damaged(chunk.ino, chunk.chunk, &error.to_string());
@@ -96,13 +96,13 @@ impl Service {
         Ok((encode_reply(self.target.config().generation, &blocks.crcs), blocks.parts))
     }
 
-    async fn write(&self, request: &Frame, uses: &dyn FileUses) -> Outcome {
+    async fn write(&self, request: &Frame, io: IoContext, uses: &dyn FileUses) -> Outcome {
         let (chunk, crcs) = decode_write(&request.body)?;
         // The node asks the metadata target if the file exists.
         let of = uses.change_contents(chunk.ino).await?;
         let data = penstock_base::buf::gather(&request.payload);
         let known = Sent { truncations: chunk.truncations, of: &*of };
-        let write = self.target.write(key(request, &chunk), chunk.block, &data, &crcs, known);
+        let write = self.target.write(key(request, &chunk), chunk.block, &data, &crcs, known, io);
         write.await.map_err(|error| failure(&error))?;
         self.done()
     }

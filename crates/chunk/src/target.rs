@@ -4,7 +4,7 @@
 
 use crate::accounts::Accounts;
 use crate::allocator::Allocator;
-use crate::cache::{ChunkCache, WantedRow};
+use crate::cache::{ChunkCache, NewBlocks, WantedRow};
 use crate::commit::Commits;
 use crate::counters::TargetCounts;
 use crate::fetch::fetch;
@@ -17,7 +17,9 @@ use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
 use penstock_base::num::to_u32;
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileId, Gate, MAX_FILE_BYTES, Quiet};
+use penstock_base::{
+    BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileId, Gate, IoContext, MAX_FILE_BYTES, Quiet,
+};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, WriteSet, for_each};
 use std::cell::Cell;
@@ -143,7 +145,9 @@ impl Target {
     /// Writes complete blocks of a chunk. They are in memory when this returns, and durable after a commit.
     ///
     /// A chunk that becomes full is written back in the background; this call does not wait for that. While
-    /// more than [`DIRTY_BYTES`] are dirty, it first writes back the oldest chunks.
+    /// more than [`DIRTY_BYTES`] are dirty, it first writes back the oldest chunks. The write-back is charged
+    /// to the tenant that wrote to the chunk last; appends to the log are the system's, since they have the
+    /// writes of many.
     pub async fn write(
         &self,
         key: ChunkKey,
@@ -151,15 +155,17 @@ impl Target {
         data: &Buf,
         crcs: &[u32],
         known: impl Knows,
+        io: IoContext,
     ) -> Result<(), ChunkError> {
         self.check_blocks(key, first, crcs.len())?;
         if data.len() != crcs.len() * BLOCK_BYTES {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
-        let is_full = match self.try_write(key, first, data, crcs, &known).await {
+        let new = NewBlocks { first, data, crcs, tenant: io.tenant };
+        let is_full = match self.try_write(key, &new, &known).await {
             Err(ChunkError::NoSpace { .. }) => {
                 self.commits.make_space().await?;
-                self.try_write(key, first, data, crcs, &known).await?
+                self.try_write(key, &new, &known).await?
             }
             other => other?,
         };
@@ -178,26 +184,30 @@ impl Target {
     async fn try_write(
         &self,
         key: ChunkKey,
-        first: u32,
-        data: &Buf,
-        crcs: &[u32],
+        new: &NewBlocks<'_>,
         known: &dyn Knows,
     ) -> Result<bool, ChunkError> {
         let _lock = self.cache.exclusive(key).await;
         let chunk = self.cache.get(key).await?;
         chunk.borrow().file().begin(known)?;
-        let new = chunk.borrow().without_space(first..first + to_u32(crcs.len()));
-        self.allocator.reserve(new.iter().map(|range| range.len() as u64).sum())?;
-        Ok(self.cache.write(key, &chunk, (first, data, crcs), &new))
+        let without_space = chunk.borrow().without_space(new.first..new.first + to_u32(new.crcs.len()));
+        self.allocator.reserve(without_space.iter().map(|range| range.len() as u64).sum())?;
+        Ok(self.cache.write(key, &chunk, new, &without_space))
     }
 
     /// Reads blocks of a chunk. Blocks that were never written read as zeros.
-    pub async fn read(&self, key: ChunkKey, first: u32, count: u32) -> Result<Blocks, ChunkError> {
+    pub async fn read(
+        &self,
+        key: ChunkKey,
+        first: u32,
+        count: u32,
+        io: IoContext,
+    ) -> Result<Blocks, ChunkError> {
         self.check_blocks(key, first, count as usize)?;
         let _lock = self.cache.shared(key).await;
         let chunk = self.cache.get(key).await?;
         self.read_blocks.set(self.read_blocks.get() + u64::from(count));
-        fetch(&self.volume, &chunk, first, count, IO).await
+        fetch(&self.volume, &chunk, first, count, IO.within(io)).await
     }
 
     /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the

@@ -9,7 +9,8 @@ use crate::target::{Target, TargetConfig};
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{
-    BLOCK_BYTES, Birth, Branch, Buf, DriveId, Env, FileId, Gate, Id128, Ino, Quiet, crc32c_blocks,
+    BLOCK_BYTES, Birth, Branch, Buf, Class, DriveId, Env, FileId, Gate, Id128, Ino, IoContext, Quiet,
+    crc32c_blocks,
 };
 use penstock_drive::superblock::{self, Superblock};
 use penstock_drive::{DriveHandle, Slice};
@@ -26,6 +27,9 @@ const DISK_BYTES: u64 = 7 << 20;
 const SLICE_AT: u64 = 1 << 20;
 /// The target's generation.
 pub(crate) const GENERATION: u64 = 77;
+
+/// The context of most I/O in tests.
+pub(crate) const CLIENT: IoContext = IoContext::system(Class::Client);
 
 /// A linear congruential generator.
 pub(crate) struct Random(u64);
@@ -101,7 +105,7 @@ pub(crate) struct Bench {
     pub(crate) volume: Volume,
     pub(crate) kv: Rc<MemKv>,
     pub(crate) gate: Rc<Gate>,
-    disks: Vec<Rc<SimDisk>>,
+    pub(crate) disks: Vec<Rc<SimDisk>>,
 }
 
 /// Runs a test on a fresh bench.
@@ -209,12 +213,12 @@ impl Bench {
 /// Writes blocks of a chunk, each filled with one byte.
 pub(crate) async fn write(target: &Target, key: ChunkKey, first: u32, fills: &[u8]) {
     let (data, crcs) = blocks_of(fills);
-    target.write(key, first, &data, &crcs, known(u64::MAX - 1)).await.unwrap();
+    target.write(key, first, &data, &crcs, known(u64::MAX - 1), CLIENT).await.unwrap();
 }
 
 /// The fill of each block of a chunk. Panics if a block has other bytes or a wrong checksum.
 pub(crate) async fn fills(target: &Target, key: ChunkKey) -> Vec<u8> {
-    let blocks = target.read(key, 0, CHUNK).await.unwrap();
+    let blocks = target.read(key, 0, CHUNK, CLIENT).await.unwrap();
     let bytes = blocks.gather();
     assert_eq!(crc32c_blocks(&bytes), blocks.crcs, "a read returns the checksums of its data");
     let fill = |block: &[u8]| {

@@ -141,7 +141,8 @@ impl Writeback {
         if !self.allocator.has_beside_reservations(wanted * per_stripe, mine) {
             return Ok(false);
         }
-        let blocks = match fetch(&self.volume, chunk, 0, self.chunk_blocks, REWRITE).await {
+        let io = chunk.borrow().writes_back();
+        let blocks = match fetch(&self.volume, chunk, 0, self.chunk_blocks, REWRITE.within(io)).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(false),
             blocks => blocks?,
         };
@@ -162,7 +163,8 @@ impl Writeback {
         let bytes = to_usize(per_stripe) * BLOCK_BYTES;
         for (index, crcs) in blocks.crcs.chunks(to_usize(per_stripe)).enumerate() {
             let part = data.slice(index * bytes..(index + 1) * bytes);
-            if let Err(error) = self.volume.write_fresh(stripes[index], &part, crcs, IO).await {
+            let written = self.volume.write_fresh(stripes[index], &part, crcs, IO.within(io)).await;
+            if let Err(error) = written {
                 self.allocator.give_back(runs(&stripes));
                 return Err(error.into());
             }

@@ -30,45 +30,16 @@ pub use handle::{Counters, DriveHandle, DriveLatency, DriveState, Slice};
 pub use memory::MemoryDrive;
 pub use read_only::ReadOnlyDrive;
 
-use penstock_base::{Buf, BufMut, LocalBoxFuture};
+pub use penstock_base::Class;
+use penstock_base::{Buf, BufMut, IoContext, LocalBoxFuture};
 use std::time::Duration;
-
-/// The purpose of an I/O, for fair sharing of queues. The numbers travel on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Class {
-    /// A client's data.
-    Client = 1,
-    /// Name space and maps.
-    Meta = 2,
-    /// Appends to a log.
-    Log = 3,
-    /// Destage of log contents into stripes, and checkpoints.
-    Destage = 4,
-    /// Reconstruction of a lost drive.
-    Rebuild = 5,
-    /// Bringing a returned drive up to date.
-    Resync = 6,
-    /// Background verification.
-    Scrub = 7,
-}
-
-impl Class {
-    /// Decodes the number on the wire; none if this release does not know it.
-    pub fn from_u8(raw: u8) -> Option<Self> {
-        use Class::*;
-        [Client, Meta, Log, Destage, Rebuild, Resync, Scrub].into_iter().find(|class| *class as u8 == raw)
-    }
-}
 
 /// The attributes of an I/O, passed down to the drive's queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
-    /// The tenant to which the I/O is charged; 0 is the system.
-    pub tenant: u32,
-    /// The class of the I/O.
-    pub class: Class,
-    /// Time limit for the drive's answer.
+    /// For whom and for what.
+    pub context: IoContext,
+    /// Time limit for the drive's answer: a drive that takes longer has a fault.
     pub deadline: Duration,
     /// The name of the place in the code that issues the I/O: the unit of power cuts in tests.
     pub site: &'static str,
@@ -77,14 +48,20 @@ pub struct Io {
 }
 
 impl Io {
-    /// An I/O of `class` from the named site with the ordinary deadline of 30 s.
+    /// The system's own I/O of `class` from the named site with the ordinary deadline of 30 s.
     pub const fn new(class: Class, site: &'static str) -> Self {
-        Self { tenant: 0, class, deadline: Duration::from_secs(30), site, durable: false }
+        let context = IoContext::system(class);
+        Self { context, deadline: Duration::from_secs(30), site, durable: false }
     }
 
     /// The same I/O from another site.
     pub const fn at(self, site: &'static str) -> Self {
         Self { site, ..self }
+    }
+
+    /// The same I/O for somebody else.
+    pub const fn within(self, context: IoContext) -> Self {
+        Self { context, ..self }
     }
 
     /// The same write, durable when it returns. It does not make earlier writes durable.

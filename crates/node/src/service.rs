@@ -2,11 +2,12 @@
 
 use crate::node::Node;
 use penstock_base::rank::scoped;
-use penstock_base::{Branch, ErrorKind, Ino, LocalBoxFuture};
+use penstock_base::{Branch, Class, ErrorKind, Ino, IoContext, LocalBoxFuture};
 use penstock_chunk::{FileUse, FileUses};
 use penstock_session::joins;
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport, Version};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Body and payload of a reply, or the error reply.
 type Outcome = Result<(Vec<u8>, Vec<penstock_base::Buf>), Failure>;
@@ -61,9 +62,9 @@ impl Service for ForOthers {
 }
 
 /// Fails unless a request addresses what this release has: one target, one fileset with one branch, each in
-/// its first epoch, one tenant, and sessions of one user.
+/// its first epoch, one tenant, and sessions of one user; and unless it is of class client.
 fn check_object(header: &Header) -> Result<(), Failure> {
-    let Header { kind, object, epoch, branch, user, tenant, .. } = *header;
+    let Header { kind, object, epoch, branch, user, tenant, class, .. } = *header;
     let why = if object != kind.object() {
         format!("there is no {object}")
     } else if epoch != 0 {
@@ -72,6 +73,8 @@ fn check_object(header: &Header) -> Result<(), Failure> {
         format!("{object} has no branch {branch}")
     } else if tenant != 0 {
         format!("there is no tenant {tenant}")
+    } else if class != Class::Client {
+        format!("requests of class {class:?} are those of nodes")
     } else if user != 0 {
         format!("the session has agreed on no user {user}")
     } else {
@@ -89,8 +92,16 @@ impl Node {
         reply
     }
 
+    /// For whom and for what a request that arrives now is executed, and until when.
+    fn io_context(&self, header: &Header) -> IoContext {
+        let Header { tenant, class, deadline_ms, .. } = *header;
+        let limit = (deadline_ms > 0).then(|| Duration::from_millis(deadline_ms.into()));
+        IoContext { tenant, class, wanted_by: limit.map(|limit| self.env.now() + limit) }
+    }
+
     async fn serve_request(&self, request: &Frame, remote: bool) -> Outcome {
         check_object(&request.header)?;
+        let io = self.io_context(&request.header);
         self.clients.hear(&request.header)?;
         if let Some(outcome) = self.serve_lease(request).await {
             return outcome;
@@ -98,8 +109,12 @@ impl Node {
         let _active = self.clients.begin(&request.header)?;
         // While a repair runs, requests wait for its end.
         let _in_use = self.serving.read().await;
+        if io.wanted_by.is_some_and(|wanted_by| self.env.now() >= wanted_by) {
+            let why = format!("it could not be begun within {} ms", request.header.deadline_ms);
+            return Err(Failure::new(ErrorKind::Retry, why));
+        }
         let latency = self.latency.of(request.header.kind);
-        latency.time(&self.env, self.dispatch(request, remote)).await
+        latency.time(&self.env, self.dispatch(request, io, remote)).await
     }
 
     /// Executes the part of a request that waits for other clients, before anything is locked that they may
@@ -123,8 +138,8 @@ impl Node {
         }
     }
 
-    async fn dispatch(&self, request: &Frame, remote: bool) -> Outcome {
-        if let Some(outcome) = self.data.serve(request, self).await {
+    async fn dispatch(&self, request: &Frame, io: IoContext, remote: bool) -> Outcome {
+        if let Some(outcome) = self.data.serve(request, io, self).await {
             return outcome;
         }
         match request.header.kind {

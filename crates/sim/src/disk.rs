@@ -3,7 +3,7 @@
 use crate::World;
 use penstock_base::env::Runtime;
 use penstock_base::num::to_usize;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, LocalBoxFuture, SECTOR_BYTES};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, IoContext, LocalBoxFuture, SECTOR_BYTES};
 use penstock_drive::{Drive, DriveError, Io};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -52,6 +52,8 @@ pub struct SimDisk {
     /// Blocks that have space on the host although they were never written.
     allocated: RefCell<Vec<Range<u64>>>,
     full: Cell<bool>,
+    /// By site: the context of its last read or write.
+    contexts: RefCell<BTreeMap<&'static str, IoContext>>,
 }
 
 impl SimDisk {
@@ -66,7 +68,17 @@ impl SimDisk {
             order: Cell::new(0),
             allocated: RefCell::default(),
             full: Cell::new(false),
+            contexts: RefCell::default(),
         })
+    }
+
+    fn note_context(&self, io: Io) {
+        self.contexts.borrow_mut().insert(io.site, io.context);
+    }
+
+    /// The context of the last read or write from a site; none if there was none.
+    pub fn last_context(&self, site: &str) -> Option<IoContext> {
+        self.contexts.borrow().get(site).copied()
     }
 
     /// Allocates space on the host for a range of bytes, as a file's allocation does.
@@ -272,7 +284,8 @@ impl Drive for SimDrive {
         self.disk.size_bytes
     }
 
-    fn read(&self, at: u64, mut buf: BufMut, _io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
+    fn read(&self, at: u64, mut buf: BufMut, io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
+        self.disk.note_context(io);
         Box::pin(async move {
             let first = self.check("read", at, buf.len())?;
             self.pause().await;
@@ -288,6 +301,7 @@ impl Drive for SimDrive {
     }
 
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        self.disk.note_context(io);
         let this = self.clone();
         Box::pin(self.to_its_end(async move {
             let block = this.check("write", at, data.len())?;

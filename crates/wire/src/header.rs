@@ -2,15 +2,13 @@
 
 use crate::{Object, Version};
 use penstock_base::num::to_u32;
-use penstock_base::{Buf, Dec, DecodeError, Enc, crc32c_append};
+use penstock_base::{Buf, Class, Dec, DecodeError, Enc, crc32c_append};
 
 const MAGIC: &[u8; 4] = b"PNSK";
 /// The length of a header in bytes.
 pub const HEADER_BYTES: usize = 104;
 const CRC_AT: usize = 100;
 const REPLY: u16 = 1;
-/// The I/O classes.
-const CLASSES: std::ops::RangeInclusive<u8> = 1..=7;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
@@ -150,8 +148,8 @@ pub struct Header {
     pub sequence: u64,
     /// The tenant the request is charged to; 0 is the system.
     pub tenant: u32,
-    /// The I/O class of the request, a number as in `penstock_drive::Class`.
-    pub class: u8,
+    /// The I/O class of the request.
+    pub class: Class,
     /// The addressed object: of the kind that this kind of message takes.
     pub object: Object,
     /// The object's epoch, as the sender knows it.
@@ -175,7 +173,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header of a request of `kind`, with all other fields 0, except the class, which is 1 (client).
+    /// The header of a request of `kind`, with all other fields 0, except the class.
     pub fn request(kind: Kind) -> Self {
         Self {
             kind,
@@ -185,7 +183,7 @@ impl Header {
             session: 0,
             sequence: 0,
             tenant: 0,
-            class: 1,
+            class: Class::Client,
             object: kind.object(),
             epoch: 0,
             deadline_ms: 0,
@@ -212,7 +210,7 @@ impl Header {
             .u64(self.session)
             .u64(self.sequence)
             .u32(self.tenant);
-        enc.u8(self.class).u8(0).u16(0).u64(self.object.to_u64()).u64(self.epoch).u32(self.deadline_ms);
+        enc.u8(self.class as u8).u8(0).u16(0).u64(self.object.to_u64()).u64(self.epoch).u32(self.deadline_ms);
         enc.u16(self.status)
             .u16(self.errno)
             .u64(self.request)
@@ -257,9 +255,7 @@ impl Header {
         let kind = Kind::from_u16(kind).ok_or_else(|| dec.unknown("kind", kind.into()))?;
         let (body_bytes, payload_bytes) = (dec.u32()?, dec.u32()?);
         let (session, sequence, tenant, class) = (dec.u64()?, dec.u64()?, dec.u32()?, dec.u8()?);
-        if !CLASSES.contains(&class) {
-            return Err(dec.unknown("class", class.into()));
-        }
+        let class = Class::from_u8(class).ok_or_else(|| dec.unknown("class", class.into()))?;
         dec.zeros("field behind the class", 3)?;
         let object = dec.u64()?;
         let object = Object::of_u64(&dec, object)?;

@@ -39,7 +39,7 @@ fn write(cache: &ChunkCache, key: ChunkKey, first: u32, count: u32) -> bool {
     let chunk = get(cache, key);
     let (data, crcs) = blocks_of(&vec![7; count as usize]);
     let new = chunk.borrow().without_space(first..first + count);
-    cache.write(key, &chunk, (first, &data, &crcs), &new)
+    cache.write(key, &chunk, &NewBlocks { first, data: &data, crcs: &crcs, tenant: 0 }, &new)
 }
 
 fn drop_dirty(cache: &ChunkCache, key: ChunkKey, blocks: Range<u32>) -> Dropped {

@@ -1,7 +1,9 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use super::*;
-use crate::tests::{Bench, CHUNK, GENERATION, OWNER, blocks_of, extent, file, known, on_a_volume, write};
+use crate::tests::{
+    Bench, CHUNK, CLIENT, GENERATION, OWNER, blocks_of, extent, file, known, on_a_volume, write,
+};
 use penstock_base::{BLOCK_BYTES, Birth};
 use penstock_wire::data::{
     SeekRef, decode_found, decode_reply, encode_commit, encode_read, encode_seek, encode_space, encode_write,
@@ -60,7 +62,10 @@ async fn service(bench: &Bench) -> (Rc<Target>, Service) {
 
 /// Serves a request of a kind that the service knows.
 async fn serve(service: &Service, uses: &Uses, kind: Kind, body: Vec<u8>, payload: Vec<Buf>) -> Outcome {
-    service.serve(&Frame::request(kind, body, payload), uses).await.expect("a kind of the data service")
+    service
+        .serve(&Frame::request(kind, body, payload), CLIENT, uses)
+        .await
+        .expect("a kind of the data service")
 }
 
 #[test]
@@ -241,7 +246,7 @@ fn requests_of_other_services_are_left_to_them() {
         let (_, service) = service(bench).await;
         for kind in [Kind::Hello, Kind::Ping, Kind::Rename, Kind::Watch, Kind::Sync] {
             let request = Frame::request(kind, encode_read(&CHUNK_REF), vec![]);
-            assert!(service.serve(&request, &Uses::default()).await.is_none(), "{kind:?}");
+            assert!(service.serve(&request, CLIENT, &Uses::default()).await.is_none(), "{kind:?}");
         }
     });
 }

@@ -1,12 +1,12 @@
 use crate::rows::{ChunkKey, FileRow, Owner, encode_account};
 use crate::target::{Target, TargetConfig};
 use crate::tests::{
-    Bench, CHUNK, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, blocks_of, chunk_key, extent, file,
-    fills, known, on_a_volume, write,
+    Bench, CHUNK, CLIENT, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, blocks_of, chunk_key,
+    extent, file, fills, known, on_a_volume, write,
 };
 use crate::{Behind, ChunkError, Known, Knows, WantedRow};
 use penstock_base::rank::scoped;
-use penstock_base::{Birth, Branch, FileId, FindingKind as Kind, Ino};
+use penstock_base::{Birth, Branch, Class, FileId, FindingKind as Kind, Ino, IoContext};
 use penstock_kv::{Kv, WriteSet};
 use penstock_sim::seeds;
 use std::cell::Cell;
@@ -73,7 +73,7 @@ fn a_full_target_takes_overwrites_and_frees_space() {
         let (data, crcs) = blocks_of(&[1; CHUNK as usize]);
         let mut chunks = 0;
         let refused = loop {
-            match target.write(chunk_key(2, chunks), 0, &data, &crcs, known(0)).await {
+            match target.write(chunk_key(2, chunks), 0, &data, &crcs, known(0), CLIENT).await {
                 Ok(()) => chunks += 1,
                 Err(error) => break error,
             }
@@ -255,7 +255,7 @@ fn a_write_that_waits_counts_its_blocks_to_the_owner_at_its_begin() {
         let (other, sent) = (Owner { uid: 7, ..OWNER }, Sent(Cell::new(OWNER)));
         let reading = target.cache.shared(chunk_key(2, 0)).await;
         let (data, crcs) = blocks_of(&[1]);
-        let waiting = scoped(target.write(chunk_key(2, 0), 0, &data, &crcs, &sent));
+        let waiting = scoped(target.write(chunk_key(2, 0), 0, &data, &crcs, &sent, CLIENT));
         let change = async {
             target.set_owner(file(2), other, WriteSet::new()).await.unwrap();
             sent.0.set(other);
@@ -356,7 +356,7 @@ fn a_row_that_cannot_be_read_is_not_taken_for_none() {
         assert_eq!(target.held_by_row(&wanted, bench.kv.get(key.clone()).await.unwrap()), 0);
         assert_eq!(target.held_blocks(&[file(2)]).await.unwrap(), [0]);
         let (data, crcs) = blocks_of(&[1]);
-        let refused = target.write(chunk_key(2, 0), 0, &data, &crcs, known(1)).await.unwrap_err();
+        let refused = target.write(chunk_key(2, 0), 0, &data, &crcs, known(1), CLIENT).await.unwrap_err();
         assert!(matches!(refused, ChunkError::Row(_)), "{refused}");
         target.commit_all().await.unwrap();
         assert_eq!(bench.kv.get(key).await.unwrap(), Some(vec![9]));
@@ -470,7 +470,7 @@ async fn change(target: &Target, of: FileId, named: &mut Named, random: &mut Ran
     match random.below(7) {
         0 | 1 => {
             let (data, crcs) = blocks_of(&[7; 4]);
-            let _ = target.write(key, from, &data, &crcs, known).await;
+            let _ = target.write(key, from, &data, &crcs, known, CLIENT).await;
         }
         2 => drop(target.preallocate(of, blocks, random.below(2) == 0, known).await),
         3 => drop(target.punch(of, blocks, known.truncations).await),
@@ -505,13 +505,13 @@ fn the_owner_of_a_first_write_is_known_until_it_is_committed() {
             let first = async {
                 match is_reserved {
                     true => target.preallocate(key.file, 0..4, false, known(0)).await.unwrap(),
-                    false => target.write(key, 0, &data, &crcs, known(0)).await.unwrap(),
+                    false => target.write(key, 0, &data, &crcs, known(0), CLIENT).await.unwrap(),
                 }
             };
             let others = async {
-                target.read(chunk_key(3, 0), 0, 1).await.unwrap();
+                target.read(chunk_key(3, 0), 0, 1, CLIENT).await.unwrap();
                 target.file_removed(file(3));
-                target.read(chunk_key(4, 0), 0, 1).await.unwrap();
+                target.read(chunk_key(4, 0), 0, 1, CLIENT).await.unwrap();
                 drop(locked);
             };
             tokio::join!(first, others);
@@ -527,8 +527,9 @@ fn a_write_beside_a_truncation_comes_before_it_or_is_refused() {
     on_a_volume(async |bench| {
         let target = bench.target().await;
         let (data, crcs) = blocks_of(&[1; 2]);
-        let write =
-            |index, truncations| target.write(chunk_key(2, index), 0, &data, &crcs, known(truncations));
+        let write = |index, truncations| {
+            target.write(chunk_key(2, index), 0, &data, &crcs, known(truncations), CLIENT)
+        };
         write(0, 0).await.unwrap();
         let locked = target.cache.shared(chunk_key(2, 0)).await;
         let cut = target.truncate(file(2), 0..u64::MAX, Behind::Dropped, known(1), WriteSet::new());
@@ -567,7 +568,7 @@ fn a_first_write_beside_a_failed_change_of_the_owner_keeps_its_owner() {
                 changed.unwrap_err();
             };
             let first = async {
-                target.write(chunk_key(2, 0), 0, &data, &crcs, known(1)).await.unwrap();
+                target.write(chunk_key(2, 0), 0, &data, &crcs, known(1), CLIENT).await.unwrap();
                 bench.kv.fail_after(0);
                 drop(busy);
             };
@@ -597,4 +598,34 @@ fn a_file_is_removed_whatever_its_account_says() {
             assert_clean(bench, &target).await;
         });
     }
+}
+
+#[test]
+fn reads_and_write_backs_reach_the_drives_in_the_context_of_their_request() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let of = |tenant, wanted_by| IoContext { tenant, wanted_by, ..CLIENT };
+        let last = |site| -> Vec<Option<IoContext>> {
+            let contexts = bench.disks.iter().map(|disk| disk.last_context(site));
+            contexts.filter(Option::is_some).collect()
+        };
+        let (data, crcs) = blocks_of(&[7; CHUNK as usize]);
+        let (soon, later) = (Some(Duration::from_secs(5)), Some(Duration::from_secs(9)));
+        target.write(chunk_key(2, 0), 0, &data, &crcs, known(0), of(3, soon)).await.unwrap();
+        target.commit(file(2), false).await.unwrap();
+        let writes = last("fresh.strip");
+        assert_eq!(writes.len(), 3, "a full stripe is on every drive");
+        assert!(writes.iter().all(|context| *context == Some(of(3, None))), "{writes:?}");
+        let target = bench.target().await;
+        target.read(chunk_key(2, 0), 0, CHUNK, of(4, later)).await.unwrap();
+        let reads = last("chunk.read");
+        assert!(!reads.is_empty() && reads.iter().all(|context| *context == Some(of(4, later))), "{reads:?}");
+        // A part of a chunk goes through the log, with the writes of others.
+        let (data, crcs) = blocks_of(&[8]);
+        target.write(chunk_key(2, 0), 0, &data, &crcs, known(0), of(5, soon)).await.unwrap();
+        target.commit(file(2), false).await.unwrap();
+        let appends = last("log.append");
+        assert!(!appends.is_empty());
+        assert!(appends.iter().flatten().all(|context| (context.tenant, context.class) == (0, Class::Log)));
+    });
 }

@@ -2,8 +2,8 @@ use super::*;
 use crate::REMOVED;
 use crate::rows::{FileRow, Owner, all_files};
 use crate::tests::{
-    CHUNK, OWNER, assert_clean, blocks_of, chunk_key, extent, file, fills, known, on_a_volume, preallocated,
-    write,
+    CHUNK, CLIENT, OWNER, assert_clean, blocks_of, chunk_key, extent, file, fills, known, on_a_volume,
+    preallocated, write,
 };
 use penstock_base::{Birth, Branch, ErrorKind};
 use penstock_kv::Kv;
@@ -125,7 +125,7 @@ fn a_write_from_before_a_truncation_is_refused() {
         let target = bench.target().await;
         let key = chunk_key(2, 0);
         let (data, crcs) = blocks_of(&[1]);
-        let write = |generation| target.write(key, 0, &data, &crcs, known(generation));
+        let write = |generation| target.write(key, 0, &data, &crcs, known(generation), CLIENT);
         let truncate = |generation| {
             target.truncate(key.file, 0..u64::MAX, Behind::Dropped, known(generation), WriteSet::new())
         };
@@ -172,9 +172,9 @@ fn a_write_from_before_a_truncation_is_refused_after_a_restart() {
             target.stop();
             let target = bench.target().await;
             let (data, crcs) = blocks_of(&[3]);
-            let late = target.write(key, 0, &data, &crcs, known(6)).await;
+            let late = target.write(key, 0, &data, &crcs, known(6), CLIENT).await;
             assert!(matches!(late, Err(ChunkError::Truncated { found: 7, sent: 6 })), "{late:?}");
-            target.write(key, 0, &data, &crcs, known(7)).await.unwrap();
+            target.write(key, 0, &data, &crcs, known(7), CLIENT).await.unwrap();
             assert_clean(bench, &target).await;
         });
     }
@@ -200,7 +200,7 @@ fn a_truncation_that_cannot_be_committed_changes_nothing() {
             assert_eq!(target.usage().free_blocks, free, "{behind:?}");
             // A write with the older truncate generation is accepted.
             let (data, crcs) = blocks_of(&[3]);
-            target.write(key, 3, &data, &crcs, known(0)).await.unwrap();
+            target.write(key, 3, &data, &crcs, known(0), CLIENT).await.unwrap();
             assert_clean(bench, &target).await;
             target.truncate(key.file, 2..u64::MAX, behind, known(7), WriteSet::new()).await.unwrap();
             assert_eq!(fills(&target, key).await[..3], [1, 1, 0], "{behind:?}");

@@ -5,11 +5,15 @@ use crate::model::{make_file, read_all};
 use crate::plant::{Known, Rows};
 use penstock_array::Volume;
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, FindingKind as Kind, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Branch, Buf, ErrorKind, FileId, FindingKind as Kind, crc32c_blocks};
 use penstock_chunk::Owner;
 use penstock_node::FsCheckReport;
 use penstock_sim::{CutPlan, World};
-use penstock_wire::metadata::{LinkRequest, MakeRequest, ReadDirRequest, SetAttrRequest, XattrRequest};
+use penstock_wire::metadata::{
+    LinkRequest, MakeRequest, NameRequest, ReadDirRequest, SetAttrRequest, XattrRequest,
+};
+use penstock_wire::{Frame, Kind as WireKind};
+use prost::Message;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -189,6 +193,45 @@ fn what_a_later_release_wrote_is_left_alone() {
         assert_eq!(report.result, "damaged");
         assert!(has(&report.now.counts, Kind::UnknownRow) && !report.now.findings[0].repairable);
         assert!(report.repair.unwrap().mended.is_empty());
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// A request whose time is over before it could be begun is refused, and changes nothing.
+#[test]
+fn a_request_that_a_repair_keeps_out_for_too_long_is_refused() {
+    let (site, known) = store();
+    let world = World::new(83);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        for kind in [
+            Kind::OrphanInode,
+            Kind::BlockNotMarked,
+            Kind::WrongLinkCount,
+            Kind::BadXattrRow,
+            Kind::WrongEntryCount,
+            Kind::BadQueueRow,
+        ] {
+            Rows::of(&machine).plant(kind, &known).await;
+        }
+        let begun = machine.env.now();
+        let repair = async {
+            machine.node.repair_fs().await.unwrap();
+            machine.env.now() - begun
+        };
+        let asked = |deadline_ms: u32| {
+            let lookup = NameRequest { dir: known.root.ino.0, name: b"none".to_vec(), directory: false };
+            let mut frame = Frame::request(WireKind::Lookup, lookup.encode_to_vec(), Vec::new());
+            (frame.header.session, frame.header.deadline_ms) = (machine.client.session(), deadline_ms);
+            let node = machine.node.clone();
+            async move { node.serve(frame, false).await.into_result().map(drop).unwrap_err() }
+        };
+        let (took, late, in_time, unlimited) = tokio::join!(repair, asked(1), asked(600_000), asked(0));
+        assert!(took > Duration::from_millis(1), "the repair took {took:?}");
+        assert_eq!((late.kind, &*late.message), (ErrorKind::Retry, "it could not be begun within 1 ms"));
+        assert_eq!((in_time.errno, unlimited.errno), (2, 2), "it was looked up");
         machine.stop().await;
     });
     run.unwrap();

@@ -7,7 +7,7 @@
 use crate::machine::Machine;
 use crate::remote::{Way, make, on_machine, read};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, Ino, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, Class, ErrorKind, Ino, crc32c_blocks};
 use penstock_client::Client;
 use penstock_fabric::Remote;
 use penstock_sim::World;
@@ -161,12 +161,13 @@ fn requests_for_what_does_not_exist_are_refused_by_name() {
         };
         assert_eq!(asked(|_| {}).await, Ok(()));
         type Case = (fn(&mut Header), &'static str);
-        let cases: [Case; 6] = [
+        let cases: [Case; 7] = [
             (|header| header.object = Object::Fileset(7), "there is no fileset 7"),
             (|header| header.object = Object::FIRST_TARGET, "there is no target 0"),
             (|header| header.epoch = 3, "fileset 0 has no epoch 3"),
             (|header| header.branch = 4, "fileset 0 has no branch 4"),
             (|header| header.tenant = 6, "there is no tenant 6"),
+            (|header| header.class = Class::Log, "requests of class Log are those of nodes"),
             (|header| header.user = 5, "the session has agreed on no user 5"),
         ];
         for (change, wanted) in cases {

@@ -7,7 +7,9 @@
 
 use crate::machine::Site;
 use penstock_array::{Array, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, Env, FileId, Gate, LocalBoxFuture, crc32c, crc32c_blocks};
+use penstock_base::{
+    BLOCK_BYTES, Buf, Class, Env, FileId, Gate, IoContext, LocalBoxFuture, crc32c, crc32c_blocks,
+};
 use penstock_chunk::{Behind, ChunkError, ChunkKey, Known, Owner, Target, TargetConfig};
 use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
 use penstock_sim::World;
@@ -18,6 +20,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Chunks of each file.
+/// The context of all I/O here.
+const CLIENT: IoContext = IoContext::system(Class::Client);
 const CHUNKS: u64 = 4;
 const FILES: u64 = 4;
 const OPERATIONS: u64 = 60;
@@ -148,7 +152,7 @@ impl File {
             let index = at / per_chunk;
             let until = blocks.end.min((index + 1) * per_chunk);
             let key = ChunkKey { file: self.key, index };
-            let read = target.read(key, (at % per_chunk) as u32, (until - at) as u32).await.unwrap();
+            let read = target.read(key, (at % per_chunk) as u32, (until - at) as u32, CLIENT).await.unwrap();
             let found = read.gather();
             for ((block, crc), at) in found.chunks_exact(BLOCK_BYTES).zip(&read.crcs).zip(at..) {
                 let number = number_of(block);
@@ -193,11 +197,11 @@ impl Life<'_> {
         let data: Vec<u8> = (0..count).flat_map(|n| block_of(number + n)).collect();
         let (key, data) = (ChunkKey { file: file.key, index }, Buf::copy_from(&data));
         let crcs = crc32c_blocks(&data);
-        let result = self.target.write(key, first as u32, &data, &crcs, file.known()).await;
+        let result = self.target.write(key, first as u32, &data, &crcs, file.known(), CLIENT).await;
         let is_there = match &result {
             Ok(()) => true,
             Err(ChunkError::NoSpace { .. } | ChunkError::Kv(_)) => {
-                let found = self.target.read(key, first as u32, 1).await.unwrap().gather();
+                let found = self.target.read(key, first as u32, 1, CLIENT).await.unwrap().gather();
                 number_of(&found) == number
             }
             Err(error) => panic!("write: {error}"),

@@ -75,16 +75,24 @@ impl Record {
         (HEAD_BYTES as u64 + lengths + self.changes.bytes()).div_ceil(BLOCK_BYTES as u64)
     }
 
-    /// Incarnation and number of a record of a later release at the start of `bytes`, and what is unknown.
-    fn decode_unknown(bytes: &[u8]) -> Option<(Id128, u64, DecodeError)> {
-        let error = Self::decode(bytes).err().filter(|error| matches!(error, DecodeError::Unknown { .. }))?;
-        // As far as it was decoded before the format.
-        let mut dec = Dec::new("journal record", bytes.get(CRC_AT + 8..)?);
-        Some((dec.id().ok()?, dec.u64().ok()?, error))
-    }
-
     /// Reads the record at the start of `bytes`, which may be longer.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        Framed::read(bytes)?.decode()
+    }
+}
+
+/// A record as bytes with a right checksum: it was written as a whole.
+struct Framed<'a> {
+    format: u32,
+    incarnation: Id128,
+    sequence: u64,
+    count: u32,
+    body: &'a [u8],
+}
+
+impl<'a> Framed<'a> {
+    /// Reads the record at the start of `bytes`, which may be longer. Fails if there is none.
+    fn read(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("journal record", bytes);
         if dec.raw(8)? != MAGIC {
             return Err(dec.bad("wrong magic number"));
@@ -96,10 +104,15 @@ impl Record {
         if crc32c(&whole[COVERED_FROM..]) != crc {
             return Err(dec.bad("checksum"));
         }
-        dec.check_format(format, FORMAT)?;
-        let mut dec = Dec::new("journal record", &whole[HEAD_BYTES..]);
+        Ok(Self { format, incarnation, sequence, count, body: &whole[HEAD_BYTES..] })
+    }
+
+    /// Reads the contents. Fails if they are of a later release.
+    fn decode(&self) -> Result<Record, DecodeError> {
+        let mut dec = Dec::new("journal record", self.body);
+        dec.check_format(self.format, FORMAT)?;
         let mut changes = WriteSet::new();
-        for _ in 0..count {
+        for _ in 0..self.count {
             let key = dec.bytes()?.to_vec();
             match dec.u32()? {
                 DELETED => changes.delete(key),
@@ -107,7 +120,7 @@ impl Record {
             };
         }
         match dec.left() {
-            0 => Ok(Self { incarnation, sequence, changes }),
+            0 => Ok(Record { incarnation: self.incarnation, sequence: self.sequence, changes }),
             _ => Err(dec.bad("bytes behind the last change")),
         }
     }
@@ -239,31 +252,25 @@ fn failed(error: ArrayError) -> KvError {
     KvError::Engine(format!("journal: {error}"))
 }
 
-/// The changes of all records of a ring after `mark`, in order. Fails if the next one is of a later
-/// release: it was acknowledged, and would be lost.
+/// The changes of all records of a ring after `mark`, in order. Fails if one of them cannot be decoded: it
+/// was written as a whole, so it may have been acknowledged, and is of a later release.
 fn changes_after(ring: &[u8], mark: Mark) -> Result<WriteSet, DecodeError> {
     let mut changes = WriteSet::new();
     let (mut sequence, mut next_block) = (mark.sequence, mark.next_block);
-    let place = |block: u64| ring.get(usize::try_from(block).ok()?.checked_mul(BLOCK_BYTES)?..);
     let at = |block: u64, sequence: u64| {
+        let bytes = ring.get(usize::try_from(block).ok()?.checked_mul(BLOCK_BYTES)?..)?;
         // Bytes that are no record, or an older one, end the journal: no flush reported a later record as
         // durable.
-        let record = Record::decode(place(block)?).ok()?;
+        let record = Framed::read(bytes).ok()?;
         (record.incarnation == mark.incarnation && record.sequence == sequence).then_some(record)
     };
     while let Some((block, record)) =
         [next_block, 0].into_iter().find_map(|block| Some((block, at(block, sequence + 1)?)))
     {
+        let record = record.decode()?;
         sequence += 1;
         next_block = block + record.blocks();
         changes.append(record.changes);
-    }
-    for (incarnation, number, error) in
-        [next_block, 0].into_iter().filter_map(place).filter_map(Record::decode_unknown)
-    {
-        if (incarnation, number) == (mark.incarnation, sequence + 1) {
-            return Err(error);
-        }
     }
     Ok(changes)
 }
@@ -332,5 +339,21 @@ mod tests {
                 (found, wanted) => panic!("{found:?} is not {wanted:?}"),
             }
         }
+    }
+
+    /// Regression: such a record passed for the end of the journal.
+    #[test]
+    fn a_record_with_more_than_this_release_knows_refuses_the_journal() {
+        let mut later = record().encode();
+        later.extend_from_slice(b"more");
+        let body = to_u32(later.len() - HEAD_BYTES);
+        later[HEAD_BYTES - 8..HEAD_BYTES - 4].copy_from_slice(&body.to_le_bytes());
+        let crc = crc32c(&later[COVERED_FROM..]);
+        later[CRC_AT..COVERED_FROM].copy_from_slice(&crc.to_le_bytes());
+        later.resize(BLOCK_BYTES, 0);
+        let Record { incarnation, sequence, .. } = record();
+        let mark = Mark { incarnation, sequence: sequence - 1, next_block: 0 };
+        let found = changes_after(&later, mark).map(|changes| changes.changes().count());
+        assert!(found.is_err(), "{found:?} changes of an acknowledged flush");
     }
 }

@@ -3,7 +3,8 @@
 //! On a real machine there is one writer thread and some reader threads. Tasks of the worker serve their
 //! requests to the volume while other tasks go on. In the simulated world there is one thread under a baton:
 //! the world is blocked while the thread computes, and the thread is blocked while the world does its I/O. So
-//! one seed still gives one run. After a power cut every request gets an error.
+//! one seed still gives one run. Between two requests other tasks may run, for a time drawn from the seed.
+//! After a power cut every request gets an error.
 #![allow(clippy::disallowed_methods)]
 
 use crate::backend::{Answer, Ask, Backend, FromLane};
@@ -17,6 +18,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
+use std::time::Duration;
 use tokio::sync::{mpsc as channel, oneshot};
 
 const ROWS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("rows");
@@ -64,6 +66,7 @@ struct Lane {
 
 /// The engine threads of one store.
 pub(crate) struct Lanes {
+    env: Env,
     mode: Mode,
     file: Rc<VolumeFile>,
     writer: Lane,
@@ -93,7 +96,7 @@ impl Lanes {
             env.spawn("kv requests", Box::pin(serve(env.clone(), file.clone(), requests)));
         }
         let baton = tokio::sync::Mutex::new(baton);
-        Ok(Self { mode, file, writer, readers, next_reader: Default::default(), baton })
+        Ok(Self { env: env.clone(), mode, file, writer, readers, next_reader: Default::default(), baton })
     }
 
     /// Runs a job on the writer thread.
@@ -128,11 +131,25 @@ impl Lanes {
             match requests.blocking_recv() {
                 Some(FromLane::Ask(ask, answer)) => {
                     let result = answer_to(&self.file, ask).await;
+                    self.pause().await;
                     answer.send(result).map_err(|_| KvError::Closed)?;
                 }
                 Some(FromLane::JobDone) => return result.try_recv().map_err(|_| KvError::Closed)?,
                 None => return Err(KvError::Closed),
             }
+        }
+    }
+}
+
+impl Lanes {
+    /// Lets the rest of the world run between two requests of a thread, as on a real machine: the log may
+    /// have appended one of two writes.
+    async fn pause(&self) {
+        const ONE_IN: u64 = 2;
+        const MOST_US: u64 = 500;
+        let drawn = self.env.random();
+        if drawn.is_multiple_of(ONE_IN) {
+            self.env.sleep(Duration::from_micros(drawn / ONE_IN % MOST_US)).await;
         }
     }
 }

@@ -20,6 +20,9 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// One atomic record holds them.
 const WRITE_BLOCKS: usize = 128;
 
+/// The length of the magic number at the beginning of a redb file.
+const MAGIC_BYTES: usize = 9;
+
 /// The journal takes one part in this many of a new volume, within bounds in blocks. It then holds some
 /// batches of transactions, and an opening still reads it quickly.
 const JOURNAL_PART: u64 = 64;
@@ -49,7 +52,19 @@ impl VolumeFile {
             let why = format!("a volume of {} blocks with a journal of {journal_blocks}", volume.blocks());
             return Err(ArrayError::Invalid(why));
         }
-        Ok(Self { volume, len: Cell::new(len), longest: Cell::new(longest), journal_blocks })
+        let file = Self { volume, len: Cell::new(len), longest: Cell::new(longest), journal_blocks };
+        if len > 0 && !file.is_begun().await? {
+            file.len.set(0);
+        }
+        Ok(file)
+    }
+
+    /// False if the power was cut while redb made the file. It sets the length first and writes the magic
+    /// number last, before anything in the file counts. Nothing was acknowledged then, and the file is made
+    /// again.
+    async fn is_begun(&self) -> Result<bool, ArrayError> {
+        let magic = self.read(0, MAGIC_BYTES).await?;
+        Ok(magic.iter().any(|byte| *byte != 0))
     }
 
     /// Number of blocks of the journal's ring.

@@ -3,6 +3,8 @@
 
 mod site;
 
+use penstock_base::crc32c_blocks;
+use penstock_drive::{Class, Io};
 use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, WriteSet};
 use penstock_sim::{CutPlan, World};
 use site::Site;
@@ -539,4 +541,35 @@ fn a_store_of_long_keys_is_filled_and_thinned_out() {
         run.unwrap();
         world.destroy();
     }
+}
+
+/// Regression: redb sets the length of its file first and writes the magic number last. A store that was cut
+/// between them was refused for ever.
+#[test]
+fn a_store_whose_making_was_cut_behind_its_header_opens() {
+    let (whole, world) = (Site::new(), World::new(1));
+    let header = world
+        .run(async {
+            let volume = whole.open(&world, &[]).await;
+            let _engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton).await.unwrap();
+            volume.read(0, 1, Io::new(Class::Meta, "test")).await.unwrap().gather()
+        })
+        .unwrap();
+    world.destroy();
+    // Only that write is on the drives.
+    let (site, world) = (Site::new(), World::new(2));
+    let written = world.run(async {
+        let volume = site.open(&world, &[]).await;
+        volume.write(0, &header, &crc32c_blocks(&header)).await.unwrap();
+        volume.flush().await.unwrap();
+    });
+    written.unwrap();
+    site.cut(&world);
+    let world = World::new(3);
+    let opened = world.run(async {
+        let kv = open(&site, &world, &[]).await;
+        assert!(rows(&kv).await.is_empty());
+    });
+    opened.unwrap();
+    world.destroy();
 }

@@ -189,6 +189,42 @@ fn two_cuts_in_starts_leave_a_whole_label_everywhere() {
     assert!(cut_twice > 100, "{cut_twice}");
 }
 
+/// The first start of a store and its end. Returns how often it passed each site.
+fn first_start(site: &Site, world: &World) -> BTreeMap<&'static str, u64> {
+    let run = world.run(async {
+        let machine = site.start(world, &[]).await.map_err(|error| error.to_string())?;
+        machine.node.close().await.map_err(|error| error.to_string())
+    });
+    run.into_iter().for_each(|started| started.unwrap());
+    world.hits()
+}
+
+/// Regression: a store whose first start was cut while redb made its file was refused for ever.
+#[test]
+fn a_first_start_that_was_cut_anywhere_is_made_up_for_by_the_next() {
+    let survey = World::new(1);
+    let hits = first_start(&Site::new(), &survey);
+    survey.destroy();
+    for (name, count) in hits {
+        for (nth, seed) in (0..count.min(12)).zip(0..) {
+            let (site, world) = (Site::new(), World::new(seed));
+            world.plan_cut(CutPlan { site: name.to_owned(), nth });
+            first_start(&site, &world);
+            site.cut(&world);
+            let again = World::new(seed + 1000);
+            let run = again.run(async {
+                let started = site.start(&again, &[]).await;
+                let machine = started.unwrap_or_else(|error| panic!("{name} {nth}, seed {seed}: {error}"));
+                machine.client.get_attr(machine.client.root()).await.unwrap();
+                machine.audit().await;
+                machine.stop().await;
+            });
+            run.unwrap();
+            again.destroy();
+        }
+    }
+}
+
 /// Regression: a drive failed at the first start of a store, between taking over its two arrays. The array
 /// that had only been read recorded the failure before it was claimed, and its own claim was then refused for
 /// ever.

@@ -21,14 +21,14 @@ pub trait Runtime {
     fn sleep(&self, period: Duration) -> LocalBoxFuture<'static, ()>;
     /// Starts `task` on this worker. `name` appears in the log if it panics.
     fn spawn(&self, name: &'static str, task: LocalBoxFuture<'static, ()>);
-    /// 64 random bits, good enough for unique identifiers but not for secrets.
+    /// 64 random bits that nobody can predict, except in a simulation.
     fn random(&self) -> u64;
 }
 
 /// A shared handle to the worker's runtime.
 pub type Env = Rc<dyn Runtime>;
 
-/// A fresh random identifier.
+/// A fresh random identifier, which may be a secret.
 pub fn random_id(env: &Env) -> crate::Id128 {
     crate::Id128::from_words(env.random(), env.random())
 }

@@ -43,6 +43,8 @@ pub(crate) struct FileState {
     /// The owner that the metadata target named last with a change.
     named: Cell<Option<Owner>>,
     truncations: Cell<u64>,
+    /// The transaction in progress, or one before it, removes the inode.
+    is_ended: Cell<bool>,
     /// As committed.
     row: Cell<Option<FileRow>>,
     held: Cell<u64>,
@@ -55,6 +57,7 @@ impl FileState {
             owner: Cell::new(row.map(|row| row.owner)),
             named: Cell::new(None),
             truncations: Cell::new(row.map_or(0, |row| row.truncations)),
+            is_ended: Cell::new(false),
             held: Cell::new(row.map_or(0, |row| row.blocks)),
             row: Cell::new(row),
         }
@@ -107,8 +110,16 @@ impl FileState {
         self.truncations.set(before);
     }
 
+    /// Sets if the next transaction removes the inode. Only that one may delete the row of a file that was
+    /// truncated: a crash before it must find the truncate generation.
+    pub(crate) fn set_ended(&self, is_ended: bool) {
+        assert!(!is_ended || self.truncations() == REMOVED, "the removal has begun");
+        self.is_ended.set(is_ended);
+    }
+
     /// The removal of the file was given up: its row counts.
     pub(crate) fn stays(&self) {
+        self.is_ended.set(false);
         if self.truncations() == REMOVED {
             self.truncations.set(self.row.get().map_or(0, |row| row.truncations));
         }
@@ -139,7 +150,7 @@ impl FileState {
         }
         let blocks = blocks.saturating_sub(freed);
         let truncations = match self.truncations() {
-            REMOVED if blocks == 0 => 0,
+            REMOVED if blocks == 0 && self.is_ended.get() => 0,
             REMOVED => self.row.get().map_or(0, |row| row.truncations),
             truncations => truncations,
         };
@@ -197,6 +208,8 @@ mod tests {
         file.truncate(REMOVED);
         assert!(file.check(u64::MAX - 1).is_err());
         assert_eq!(next(&file, 0, 2), Some(FileRow { blocks: 3, ..row }), "a step of the removal");
+        assert_eq!(next(&file, 0, 5), Some(FileRow { blocks: 0, ..row }), "the inode is still there");
+        file.set_ended(true);
         assert_eq!(next(&file, 0, 5), None);
         file.stays();
         assert_eq!(file.truncations(), 3);

@@ -5,7 +5,7 @@
 
 use crate::ChunkError;
 use crate::cache::Changes;
-use crate::files::{FileState, Known};
+use crate::files::{FileState, Known, REMOVED};
 use crate::rows::ChunkKey;
 use crate::target::Target;
 use penstock_base::FileId;
@@ -34,7 +34,8 @@ impl Behind {
 impl Target {
     /// Makes these blocks of a file read as zeros and commits that together with `writes`. Later writes with
     /// an older truncate generation than the one in `known` are rejected; it is [`crate::REMOVED`] for a file
-    /// that is being removed. The range ends at the end of a chunk or at `u64::MAX`.
+    /// that is being removed, whose last step begins at block 0 and removes the inode in `writes`. The range
+    /// ends at the end of a chunk or at `u64::MAX`.
     pub async fn truncate(
         &self,
         file: FileId,
@@ -51,9 +52,12 @@ impl Target {
         let generation_before = state.truncate(known.truncations);
         assert!(state.truncations() >= known.truncations, "later writes of earlier ones are rejected");
         writes.changes_what_is_there();
+        // The last step of a removal has the deletion of the inode in `writes`.
+        state.set_ended(known.truncations == REMOVED && blocks.start == 0);
         let result = self.truncate_listed(file, &state, blocks, behind, writes).await;
         if result.is_err() {
             // Writes with its old truncate generation are accepted again.
+            state.set_ended(false);
             state.undo_truncation(generation_before);
             state.undo_owner(owner_before);
         }
@@ -134,6 +138,8 @@ impl Target {
         most: usize,
     ) -> Result<Vec<u64>, ChunkError> {
         assert!(most > 0, "a step changes a chunk");
+        // A commit in flight has taken changes, and gives them back if it fails.
+        let _lock = self.commits.lock(file).await;
         // Each row names a block at least, unless the chunk was changed since, so most files need no look at
         // their rows.
         let changed = self.cache.keys_of(file, |chunk| chunk.map().is_changed()).len() as u64;
@@ -142,8 +148,7 @@ impl Target {
         }
         let per_chunk = u64::from(self.config.chunk_blocks);
         let keys = self.cache.keys_within(file, first_block / per_chunk..u64::MAX).await?;
-        // The first chunk is left to the end, also if nothing stands before it: a file that holds no
-        // block any more would lose its row while its inode is there.
+        // The first chunk is left to the end, so that the last step changes something.
         let first = keys.first().copied();
         let stops = keys.iter().rev().skip(most - 1).step_by(most).filter(|key| Some(**key) > first);
         // A damaged row may name a chunk that no file has. The step before includes it.

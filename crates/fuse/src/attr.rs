@@ -82,7 +82,7 @@ pub(crate) fn extended(nodes: &Nodes, attr: &Attr, valid: Duration) -> StatxOut 
 /// Builds the reply to every request that finds or creates a name. Counts it as a lookup.
 pub(crate) fn entry(nodes: &Nodes, attr: &Attr, valid: Duration) -> EntryOut {
     EntryOut {
-        nodeid: nodes.looked_up(attr.file()),
+        nodeid: nodes.looked_up(attr),
         generation: 0,
         entry_valid: valid.as_secs(),
         attr_valid: valid.as_secs(),

@@ -11,7 +11,7 @@ use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Env, ErrorKind, FileId, LocalBoxFuture};
 use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
-use penstock_wire::metadata::{Attr, Time, XattrRequest};
+use penstock_wire::metadata::{Attr, Time, XattrRequest, set_id_bits};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::convert::Infallible;
@@ -290,6 +290,9 @@ impl Session {
 /// The attributes of a removed inode after a change of them. Nobody else sees it.
 fn changed(mut attr: Attr, change: &SetAttrRequest, now: Time) -> Attr {
     attr.mode = change.mode.map_or(attr.mode, |mode| attr.mode & !0o7777 | mode & 0o7777);
+    if change.drop_set_id && FileType::from_raw_mode(attr.mode) != FileType::Directory {
+        attr.mode &= !set_id_bits(attr.mode);
+    }
     attr.uid = change.uid.unwrap_or(attr.uid);
     attr.gid = change.gid.unwrap_or(attr.gid);
     attr.atime = change.atime.unwrap_or(attr.atime);

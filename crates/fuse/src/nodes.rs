@@ -9,14 +9,18 @@
 //! answer for it once the service has dropped it. It has nothing else by then: a directory that is removed is
 //! empty and stays so, and a file is dropped only when nobody has it open.
 //!
+//! A crash may bring the name of a removed directory back. For the kernel its old node is dead: it looks up
+//! nothing there. So the directory gets another node, and whoever is in the old one stays there.
+//!
 //! Invariants:
-//! - a file has a node exactly while the kernel knows it;
+//! - a file has a node exactly while the kernel knows it, and more than one only if it is such a directory;
 //! - no number is given twice, so a late request cannot reach another file;
 //! - attributes are kept only for files that have a node.
 
 use crate::abi::ROOT_ID;
 use penstock_base::{FileId, HashMap};
 use penstock_client::Attr;
+use rustix::fs::FileType;
 use std::cell::RefCell;
 
 /// A file that the kernel knows.
@@ -30,7 +34,7 @@ struct Node {
 
 struct Table {
     nodes: HashMap<u64, Node>,
-    /// The number of the node of each file.
+    /// The number of the node of each file, the newest one.
     numbers: HashMap<FileId, u64>,
     /// The number that was given last.
     last: u64,
@@ -70,13 +74,18 @@ impl Nodes {
         if file == self.root { ROOT_ID } else { file.ino.0 }
     }
 
-    /// A reply names a file. Returns the number of its node.
-    pub(crate) fn looked_up(&self, file: FileId) -> u64 {
+    /// A reply names a file with these attributes. Returns the number of its node.
+    pub(crate) fn looked_up(&self, attr: &Attr) -> u64 {
+        let file = attr.file();
         if file == self.root {
             return ROOT_ID;
         }
         let mut table = self.table.borrow_mut();
         let Table { nodes, numbers, last } = &mut *table;
+        let is_dead = |nodeid: &u64| nodes.get(nodeid).is_some_and(|node| node.removed.is_some());
+        if attr.nlink > 0 && is_directory(attr) && numbers.get(&file).is_some_and(is_dead) {
+            numbers.remove(&file);
+        }
         let nodeid = *numbers.entry(file).or_insert_with(|| {
             *last += 1;
             *last
@@ -99,10 +108,12 @@ impl Nodes {
         };
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 {
-            numbers.remove(&node.file);
+            if numbers.get(&node.file) == Some(&nodeid) {
+                numbers.remove(&node.file);
+            }
             nodes.remove(&nodeid);
         }
-        assert_eq!(nodes.len(), numbers.len(), "each node has a file of its own");
+        assert!(nodes.len() >= numbers.len(), "each file in the table has a node");
     }
 
     fn with<T>(&self, file: FileId, act: impl FnOnce(&mut Node) -> T) -> Option<T> {
@@ -147,6 +158,10 @@ impl Nodes {
     }
 }
 
+fn is_directory(attr: &Attr) -> bool {
+    FileType::from_raw_mode(attr.mode) == FileType::Directory
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,9 +181,9 @@ mod tests {
     #[test]
     fn a_file_has_a_node_until_all_its_lookups_are_forgotten() {
         let nodes = Nodes::new(ROOT);
-        let (seven, eight) = (nodes.looked_up(file(7)), nodes.looked_up(file(8)));
+        let (seven, eight) = (nodes.looked_up(&attr(7, 1, 1)), nodes.looked_up(&attr(8, 1, 1)));
         assert!(seven != eight && ![seven, eight].contains(&ROOT_ID));
-        assert_eq!(nodes.looked_up(file(7)), seven, "one file has one node");
+        assert_eq!(nodes.looked_up(&attr(7, 1, 1)), seven, "one file has one node");
         nodes.forget(seven, 1);
         assert_eq!((nodes.file(seven), nodes.node(file(7)), nodes.len()), (Some(file(7)), Some(seven), 2));
         nodes.forget(seven, 1);
@@ -176,7 +191,7 @@ mod tests {
         assert_eq!((nodes.file(seven), nodes.node(file(7)), nodes.len()), (None, None, 1));
         nodes.forget(eight, 5);
         assert_eq!(nodes.len(), 0);
-        let again = nodes.looked_up(file(7));
+        let again = nodes.looked_up(&attr(7, 1, 1));
         assert!(![seven, eight].contains(&again), "no number is given twice");
     }
 
@@ -184,7 +199,8 @@ mod tests {
     fn files_of_two_branches_have_two_nodes_and_show_one_inode_number() {
         let nodes = Nodes::new(ROOT);
         let older = FileId::of_numbers(5, 7);
-        let (one, other) = (nodes.looked_up(file(7)), nodes.looked_up(older));
+        let (one, other) =
+            (nodes.looked_up(&attr(7, 1, 1)), nodes.looked_up(&Attr { branch: 5, ..attr(7, 1, 1) }));
         assert!(one != other && nodes.file(other) == Some(older));
         assert_eq!((nodes.shown(file(7)), nodes.shown(older)), (7, 7));
         nodes.forget(one, 1);
@@ -195,9 +211,29 @@ mod tests {
     fn the_root_has_the_number_that_the_kernel_gives_it_and_is_never_forgotten() {
         let nodes = Nodes::new(ROOT);
         assert_eq!((nodes.file(ROOT_ID), nodes.node(ROOT), nodes.shown(ROOT)), (Some(ROOT), Some(1), 1));
-        assert_eq!(nodes.looked_up(ROOT), ROOT_ID);
+        assert_eq!(nodes.looked_up(&attr(ROOT.ino.0, 2, 1)), ROOT_ID);
         nodes.forget(ROOT_ID, 7);
         assert_eq!((nodes.file(ROOT_ID), nodes.len()), (Some(ROOT), 0));
+    }
+
+    /// Regression: the directory stayed empty on the mount that had removed it.
+    #[test]
+    fn a_removed_directory_that_a_crash_brought_back_gets_another_node() {
+        let nodes = Nodes::new(ROOT);
+        let dead = nodes.looked_up(&attr(7, 2, 1));
+        nodes.note(&attr(7, 0, 3));
+        let revived = nodes.looked_up(&attr(7, 2, 1));
+        assert!(revived != dead);
+        assert_eq!([dead, revived].map(|nodeid| nodes.file(nodeid)), [Some(file(7)); 2]);
+        assert_eq!(nodes.node(file(7)), Some(revived));
+        assert_eq!(nodes.looked_up(&attr(7, 2, 1)), revived);
+        nodes.forget(dead, 1);
+        assert_eq!((nodes.file(dead), nodes.node(file(7)), nodes.len()), (None, Some(revived), 1));
+        // A file has pages, which its two nodes would not share.
+        let regular = |nlink, changed| Attr { mode: 0o100_600, ..attr(8, nlink, changed) };
+        let nodeid = nodes.looked_up(&regular(1, 1));
+        nodes.note(&regular(0, 3));
+        assert_eq!(nodes.looked_up(&regular(1, 1)), nodeid);
     }
 
     #[test]
@@ -205,7 +241,7 @@ mod tests {
         let nodes = Nodes::new(ROOT);
         nodes.note(&attr(7, 0, 3));
         assert_eq!(nodes.removed(file(7)), None, "the kernel does not know it");
-        let nodeid = nodes.looked_up(file(7));
+        let nodeid = nodes.looked_up(&attr(7, 1, 1));
         nodes.note(&attr(7, 1, 2));
         assert_eq!(nodes.removed(file(7)), None, "it has another name");
         nodes.note(&attr(7, 0, 3));
@@ -219,11 +255,11 @@ mod tests {
         nodes.note(&attr(7, 0, 5));
         nodes.keep(&Attr { mode: 0o040_500, ..attr(7, 0, 1) });
         assert_eq!(nodes.removed(file(7)).map(|attr| attr.mode), Some(0o040_500), "a program changed it");
-        nodes.looked_up(file(7));
+        nodes.looked_up(&attr(7, 0, 5));
         nodes.forget(nodeid, 1);
         assert!(nodes.removed(file(7)).is_some());
         nodes.forget(nodeid, 1);
-        nodes.looked_up(file(7));
+        nodes.looked_up(&attr(7, 1, 1));
         assert_eq!(nodes.removed(file(7)), None, "the kernel had forgotten it");
     }
 }

@@ -11,7 +11,7 @@ pub mod reserved;
 
 use crate::NAME_MAX;
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{ArrayId, Birth, Dec, DecodeError, Enc, Features, Id128, Ino, PoolId};
+use penstock_base::{ArrayId, Birth, Branch, Dec, DecodeError, Enc, Features, Id128, Ino, PoolId};
 use penstock_kv::Range;
 
 const STORE: u8 = 0x00;
@@ -165,9 +165,13 @@ pub(crate) fn decode_xattr_key(key: &[u8]) -> Result<Ino, DecodeError> {
 
 /// Returns the inode from a row of the queue of removed files, if key and value are valid.
 pub(crate) fn decode_removed(key: &[u8], value: &[u8]) -> Result<Ino, DecodeError> {
-    match key.len() == 17 && value == bare_value() {
-        true => owner_of(key, 2, false),
-        false => Err(DecodeError::Bad { what: "removed file", why: "not the row that it should be" }),
+    let mut dec = Dec::new("removed file", value);
+    let format = dec.u8()?;
+    dec.check_format(format, FORMAT)?;
+    dec.end()?;
+    match key.len() {
+        17 => owner_of(key, 2, false),
+        _ => Err(dec.bad("a key of another length")),
     }
 }
 
@@ -188,7 +192,8 @@ pub fn all_removed() -> Range {
 
 /// Returns the inode from a key of the queue of removed files; none if the key is invalid.
 pub fn removed_ino(key: &[u8]) -> Option<Ino> {
-    row_words("removed file", REMOVED, key).ok().map(|[_, ino]| Ino(ino))
+    let [branch, ino] = row_words("removed file", REMOVED, key).ok()?;
+    (Branch(branch) == Branch::MAIN).then_some(Ino(ino))
 }
 
 const STORE_FORMAT: u8 = 1;

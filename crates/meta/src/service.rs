@@ -170,7 +170,8 @@ impl MetaTarget {
         let lease_ms = if remote { to_u32(self.parts.clients.lease().as_millis()) } else { 0 };
         let (client, mount) = (request.client, request.mount);
         let who = SessionRow { number: session, client, mount, lease_ms };
-        self.parts.clients.begin_session(name, who, &mut writes);
+        // Dropped before the turn, so that nobody who waits for the turn finds the session silent.
+        let _serving = self.parts.clients.begin_session(name, who, &mut writes);
         let committed = turn.commit(Request::default(), writes, Vec::new(), &[]).await;
         // If a crash lost the number, it would be given to a second client while the first one still uses it.
         let durable = async || if remote { Ok(self.parts.names.kv().flush().await?) } else { Ok(()) };

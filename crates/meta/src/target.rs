@@ -87,14 +87,17 @@ impl MetaTarget {
     /// none although `has_data` says that the data array was written: what no row names would be discarded.
     /// Nothing else may be opened on it before.
     pub async fn check_store(kv: &dyn Kv, home: Home, has_data: impl Fn() -> bool) -> Result<(), MetaError> {
-        match kv.get(store_key()).await? {
-            Some(row) => check_home(&StoreRow::decode(&row)?, home),
-            None if has_rows(kv).await? => Err(LACKING.into()),
-            None if has_data() => {
+        match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
+            (Some(store), Some(fs)) => {
+                check_home(&StoreRow::decode(&store)?, home)?;
+                Ok(FsRow::decode(&fs).map(drop)?)
+            }
+            (None, None) if !has_rows(kv).await? && has_data() => {
                 let why = "it is missing, and the data array has data";
                 Err(DecodeError::Bad { what: "row of the store", why }.into())
             }
-            None => Ok(()),
+            (None, None) if !has_rows(kv).await? => Ok(()),
+            _ => Err(LACKING.into()),
         }
     }
 

@@ -3,6 +3,7 @@
 mod bed;
 mod contents;
 mod damage;
+mod hello;
 mod links;
 mod memory;
 mod model;

@@ -529,8 +529,6 @@ mod tests {
         candidate.found.unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// Regression: a copy was taken for newer than the drive whose label could not be read, and which of two
-    /// equal copies was used depended on the order of their paths.
     /// Regression: the first data array was joined with the first metadata array, whatever pools they were
     /// of.
     #[test]
@@ -557,6 +555,8 @@ mod tests {
         }
     }
 
+    /// Regression: a copy was taken for newer than the drive whose label could not be read, and which of two
+    /// equal copies was used depended on the order of their paths.
     #[test]
     fn of_two_copies_the_newer_one_is_used_if_that_is_known() {
         let (old, new) = (found(candidate("old", 0, 5)), found(candidate("new", 0, 7)));

@@ -232,16 +232,21 @@ impl Clients {
     }
 
     /// Starts a session under this name. For a client of another process `writes` gets the row that lets the
-    /// session survive a restart.
+    /// session survive a restart. Its lease time begins when the result is dropped, with the reply to Hello:
+    /// until then the client waits.
     ///
     /// # Panics
     /// If there is a session of this name.
-    pub fn begin_session(&self, key: Id128, who: SessionRow, writes: &mut WriteSet) {
-        assert_ne!(who.number, 0, "0 is the number of no session");
+    pub fn begin_session(self: &Rc<Self>, key: Id128, who: SessionRow, writes: &mut WriteSet) -> Serving {
+        let session = who.number;
+        assert_ne!(session, 0, "0 is the number of no session");
         if who.lease_ms > 0 {
             writes.put(session_key(key), who.encode());
         }
-        self.sessions.borrow_mut().insert(key, who, self.env.now());
+        let mut sessions = self.sessions.borrow_mut();
+        sessions.insert(key, who, self.env.now());
+        sessions.begin(session).expect("it was just inserted");
+        Serving { clients: self.clone(), session }
     }
 
     /// Ends a session for its client: its requests fail from now on, and it keeps its opens, leases and locks
@@ -495,7 +500,7 @@ impl Clients {
     }
 
     /// Waits until a change of attributes may be made. A change of size waits until no other session caches
-    /// the old state. Must be called before anything is locked.
+    /// the old state, for [`SLOT_WAIT`] at most: the request has its slot by then.
     pub async fn may_resize(&self, session: u64, branch: Branch, body: &[u8]) -> Result<(), Failure> {
         if !self.are_shared() {
             return Ok(());

@@ -21,7 +21,7 @@ use compio_runtime::fd::PollFd;
 use penstock_base::LocalBoxFuture;
 use penstock_base::env::{Env, Runtime};
 use penstock_base::num::to_u32;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -29,16 +29,27 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The runtime of one worker thread.
 pub struct Worker {
-    seed: Cell<u64>,
+    /// Random bytes of the system that were not given yet.
+    random: RefCell<Vec<u8>>,
+}
+
+/// Bytes that are drawn from the system at a time. It gives as many at once, without an interruption.
+const RANDOM_BYTES: usize = 256;
+
+fn draw_random() -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; RANDOM_BYTES];
+    let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    bytes.truncate(drawn / size_of::<u64>() * size_of::<u64>());
+    match bytes.is_empty() {
+        true => Err(std::io::Error::other("the system gives no random numbers")),
+        false => Ok(bytes),
+    }
 }
 
 impl Worker {
     /// Creates the runtime of the calling worker thread.
     pub fn env() -> std::io::Result<Env> {
-        let mut seed = [0; 8];
-        let mut file = std::fs::File::open("/dev/urandom")?;
-        std::io::Read::read_exact(&mut file, &mut seed)?;
-        Ok(Rc::new(Self { seed: Cell::new(u64::from_le_bytes(seed)) }))
+        Ok(Rc::new(Self { random: RefCell::new(draw_random()?) }))
     }
 }
 
@@ -134,12 +145,13 @@ impl Runtime for Worker {
     }
 
     fn random(&self) -> u64 {
-        // splitmix64, seeded from the operating system: identifiers must be unique, not secret.
-        let state = self.seed.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.seed.set(state);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        let mut left = self.random.borrow_mut();
+        if left.is_empty() {
+            *left = draw_random().expect("the system gave random numbers at the start");
+        }
+        let rest = left.len() - size_of::<u64>();
+        let word = left.split_off(rest).try_into().expect("8 bytes were split off");
+        u64::from_le_bytes(word)
     }
 }
 
@@ -154,5 +166,17 @@ impl Drop for AbortOnPanic {
             );
             std::process::abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_numbers_of_several_draws_are_distinct() {
+        let env = Worker::env().unwrap();
+        let drawn: std::collections::BTreeSet<u64> = (0..1000).map(|_| env.random()).collect();
+        assert_eq!(drawn.len(), 1000);
     }
 }

@@ -1,5 +1,4 @@
 use super::*;
-use crate::REMOVED;
 use crate::rows::{FileRow, Owner, all_files};
 use crate::tests::{
     CHUNK, CLIENT, OWNER, assert_clean, blocks_of, chunk_key, extent, file, fills, known, on_a_volume,
@@ -7,6 +6,7 @@ use crate::tests::{
 };
 use penstock_base::{Birth, Branch, ErrorKind};
 use penstock_kv::Kv;
+use std::time::Duration;
 
 #[test]
 fn a_size_frees_blocks_only_if_it_is_smaller() {
@@ -279,5 +279,59 @@ fn a_truncation_counts_to_the_owner_that_it_names() {
         let row = FileRow::decode(&value).unwrap();
         assert_eq!(row, FileRow { truncations: 2, blocks: 0, owner: other });
         assert_clean(bench, &target).await;
+    });
+}
+
+/// Regression: a hole that was read is a chunk in memory without a row. It took the place of the first chunk,
+/// and the step before the last one deleted the row of the file.
+#[test]
+fn a_removal_in_steps_keeps_the_row_of_the_file_to_the_end() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let row = async || bench.kv.get(FileRow::key(file(5), Birth::FIRST)).await.unwrap();
+        let cut = |from, generation| {
+            target.truncate(file(5), from..u64::MAX, Behind::Dropped, known(generation), WriteSet::new())
+        };
+        cut(0, 3).await.unwrap();
+        for index in [3, 4, 5] {
+            write(&target, chunk_key(5, index), 0, &[7; 4]).await;
+        }
+        target.commit_all().await.unwrap();
+        assert_eq!(fills(&target, chunk_key(5, 0)).await, [0; CHUNK as usize]);
+        for stop in target.truncate_steps(file(5), 0, 1).await.unwrap() {
+            cut(stop, REMOVED).await.unwrap();
+            let found = FileRow::decode(&row().await.expect("the inode is there")).unwrap();
+            assert_eq!(found.truncations, 3);
+        }
+        cut(0, REMOVED).await.unwrap();
+        assert_eq!(row().await, None);
+    });
+}
+
+/// Regression: changes that a commit has taken were not counted. If it fails, they come back.
+#[test]
+fn chunks_whose_commit_fails_are_truncated_in_steps() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        for index in 0..6 {
+            write(&target, chunk_key(5, index), 0, &[7; 4]).await;
+        }
+        target.commit_all().await.unwrap();
+        target.punch(file(5), 0..6 * u64::from(CHUNK), 0).await.unwrap();
+        let hold = target.commits.hold().await;
+        let steps = async {
+            bench.env.sleep(Duration::from_millis(100)).await;
+            // The commit has the changes, and waits.
+            let fail = async {
+                bench.kv.fail_after(0);
+                drop(hold);
+            };
+            tokio::join!(target.truncate_steps(file(5), 0, 1), fail).0
+        };
+        let (committed, steps) = tokio::join!(target.commit(file(5), true), steps);
+        committed.unwrap_err();
+        bench.kv.fail_after(u64::MAX);
+        let stops: Vec<u64> = (1..6).rev().map(|index| index * u64::from(CHUNK)).collect();
+        assert_eq!(steps.unwrap(), stops, "six rows are to be deleted, one in a step");
     });
 }

@@ -229,6 +229,49 @@ fn umount_tells_what_a_restart_has_lost() {
     assert!(told > 0, "nothing was lost in three kills");
 }
 
+/// Regression: the kernel knew a directory as dead after a crash had taken its removal back. It listed
+/// nothing and could not be removed on the mount that had removed it.
+#[test]
+fn a_directory_whose_removal_a_crash_took_back_has_its_names() {
+    if !can_mount("a_directory_whose_removal_a_crash_took_back_has_its_names") {
+        return;
+    }
+    let store = Store::new("revived", &OPTIONS);
+    up_alone(&store, &[]);
+    let process = mount(&store);
+    let mut revived = 0;
+    // The periodic sync may run between the removal and the kill.
+    for round in 0..3 {
+        let dir = store.mount.join(format!("dir-{round}"));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("x"), "contents").unwrap();
+        // The first fsync after a loss reports it.
+        let synced = (0..2).any(|_| File::open(&store.mount).unwrap().sync_all().is_ok());
+        assert!(synced);
+        let held = File::open(&dir).unwrap();
+        std::fs::remove_file(dir.join("x")).unwrap();
+        std::fs::remove_dir(&dir).unwrap();
+        store.kill();
+        up_alone(&store, &[]);
+        if dir.exists() {
+            revived += 1;
+            let names: Vec<_> =
+                std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(names, ["x"]);
+            std::fs::write(dir.join("new"), "contents").unwrap();
+            std::fs::remove_dir_all(&dir).unwrap();
+        }
+        assert!(!dir.exists());
+        drop(held);
+    }
+    assert!(revived > 0, "nothing was lost in three kills");
+    // The loss of the removals is reported, and the mount goes on.
+    drop(store.run(&["umount", store.mount.to_str().unwrap()]));
+    wait_until("the process ends", || !is_alive(process));
+    store.audit();
+    store.down();
+}
+
 /// Regression: `umount` waited a minute for a process that rightly goes on, and failed.
 #[test]
 fn umount_waits_for_no_process_that_goes_on() {

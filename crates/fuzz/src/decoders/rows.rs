@@ -136,9 +136,16 @@ pub(super) const RESERVED: Decoder = Decoder {
                     name: "monday".into(),
                 },
             ),
-            Reserved::Map(0, 1, vec![reserved::MapTarget { target: 1, domain: 2 }]),
+            Reserved::Map(
+                0,
+                1,
+                reserved::PoolMap {
+                    pool: PoolId::default(),
+                    targets: vec![reserved::MapTarget { target: 1, domain: 2 }],
+                },
+            ),
             Reserved::Run(0, Ino((1 << 40) | 5), 64),
-            queued(Work::Truncate { ino: Ino(7), truncations: 2, from: 3 }),
+            queued(Work::Truncate { ino: Ino(7), truncations: 2, from: 3, keeps: false }),
             queued(Work::Remove { ino: Ino(7), truncations: 2 }),
             queued(Work::Own { ino: Ino(7), number: 2, owner: OWNER }),
             queued(Work::DropBranch),

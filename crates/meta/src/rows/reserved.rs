@@ -10,7 +10,7 @@ use super::{ENTRY, ENTRY_FORMAT, decode_entry_key, entry_key};
 use crate::inode::DIRECTORY;
 use penstock_base::codec::{row_key, row_words};
 use penstock_base::num::to_u32;
-use penstock_base::{Branch, Dec, DecodeError, Enc, Id128, Ino};
+use penstock_base::{Branch, Dec, DecodeError, Enc, Id128, Ino, PoolId};
 use penstock_chunk::Owner;
 
 const FILESET: u8 = 0x02;
@@ -35,8 +35,8 @@ pub enum Reserved {
     Fileset(u64, Fileset),
     /// A branch.
     Branch(Branch, Lineage),
-    /// A version of a pool's map: pool and version.
-    Map(u32, u32, Vec<MapTarget>),
+    /// A version of a pool's map: number of the pool and version.
+    Map(u32, u32, PoolMap),
     /// Inode numbers of a fileset that may be in use since its last durable commit: the first, and how many.
     Run(u64, Ino, u32),
     /// Work for targets, by fileset and number.
@@ -147,6 +147,15 @@ pub struct Lineage {
     pub name: String,
 }
 
+/// A version of a pool's map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolMap {
+    /// The pool, which layouts of files name by its number.
+    pub pool: PoolId,
+    /// Its targets, in the order in which layouts count them; at least one.
+    pub targets: Vec<MapTarget>,
+}
+
 /// A target in a version of a pool's map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapTarget {
@@ -172,7 +181,7 @@ pub struct Queued {
 /// Work of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Drop the blocks of a file from one on, in rows of older truncate generations.
+    /// Make the blocks of a file read as zeros from one on, in rows of older truncate generations.
     Truncate {
         /// The file.
         ino: Ino,
@@ -180,6 +189,8 @@ pub enum Work {
         truncations: u64,
         /// The first block.
         from: u64,
+        /// The blocks stay, as reserved ones: the file did not become shorter.
+        keeps: bool,
     },
     /// Drop a file.
     Remove {
@@ -301,9 +312,9 @@ impl Reserved {
                 lineage.put(&mut enc);
                 row_key(BRANCH, &[branch.0])
             }
-            Self::Map(pool, version, targets) => {
-                enc.u32(to_u32(targets.len()));
-                targets.iter().for_each(|MapTarget { target, domain }| {
+            Self::Map(pool, version, map) => {
+                enc.id(map.pool.0).u32(to_u32(map.targets.len()));
+                map.targets.iter().for_each(|MapTarget { target, domain }| {
                     enc.u32(*target).u32(*domain);
                 });
                 row_key(MAP, &[(*pool).into(), (*version).into()])
@@ -370,6 +381,7 @@ impl Reserved {
             }
             MAP => {
                 let [pool, version] = row_words(what, tag, key)?;
+                let id = PoolId(dec.id()?);
                 let count = dec.u32()? as usize;
                 if count == 0 || count.checked_mul(8) != Some(dec.left()) {
                     return Err(dec.bad("a list of another length"));
@@ -378,7 +390,8 @@ impl Reserved {
                 for _ in 0..count {
                     targets.push(MapTarget { target: dec.u32()?, domain: dec.u32()? });
                 }
-                Self::Map(number32(&dec, pool)?, number32(&dec, version)?, targets)
+                let map = PoolMap { pool: id, targets };
+                Self::Map(number32(&dec, pool)?, number32(&dec, version)?, map)
             }
             RUN => {
                 let [fileset, first] = row_words(what, tag, key)?;
@@ -555,8 +568,8 @@ impl Queued {
     fn put(&self, enc: &mut Enc) {
         enc.u64(self.branch.0).u64(self.sequence);
         match self.work {
-            Work::Truncate { ino, truncations, from } => {
-                enc.u8(0).u64(ino.0).u64(truncations).u64(from);
+            Work::Truncate { ino, truncations, from, keeps } => {
+                enc.u8(0).u64(ino.0).u64(truncations).u64(from).u8(keeps.into());
             }
             Work::Remove { ino, truncations } => {
                 enc.u8(1).u64(ino.0).u64(truncations);
@@ -578,7 +591,10 @@ impl Queued {
     fn take(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
         let (branch, sequence) = (Branch(dec.u64()?), dec.counter()?);
         let work = match dec.u8()? {
-            0 => Work::Truncate { ino: Ino(dec.u64()?), truncations: dec.counter()?, from: dec.counter()? },
+            0 => {
+                let (ino, truncations, from) = (Ino(dec.u64()?), dec.counter()?, dec.counter()?);
+                Work::Truncate { ino, truncations, from, keeps: take_bool(dec, "treatment of blocks")? }
+            }
             1 => Work::Remove { ino: Ino(dec.u64()?), truncations: dec.counter()? },
             2 => {
                 let (ino, number) = (Ino(dec.u64()?), dec.counter()?);

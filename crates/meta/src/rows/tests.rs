@@ -212,4 +212,11 @@ fn keys_of_branches_and_births_that_do_not_exist_yet_are_refused_by_name() {
         assert!(decode_entry_key(&key).unwrap_err().to_string().contains(field));
     }
     assert_eq!(removed_ino(&[0x14; 17]), None);
+    let mut key = removed_key(Ino(7));
+    key[8] = 1;
+    assert_eq!(removed_ino(&key), None);
+    assert!(decode_removed(&key, &bare_value()).unwrap_err().to_string().contains("branch"));
+    // A later format is not damage.
+    let later = decode_removed(&removed_key(Ino(7)), &[FORMAT + 1]).unwrap_err();
+    assert!(matches!(later, DecodeError::Unknown { .. }), "{later}");
 }

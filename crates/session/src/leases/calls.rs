@@ -25,7 +25,7 @@ pub(super) struct Calls {
     all: BTreeMap<u64, Call>,
     /// Session and number of each.
     by_session: BTreeSet<(u64, u64)>,
-    /// FileIdde, session and number of each.
+    /// File, session and number of each.
     by_file: BTreeSet<(Option<FileId>, u64, u64)>,
 }
 

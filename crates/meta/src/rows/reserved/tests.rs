@@ -40,9 +40,10 @@ fn rows() -> Vec<(Reserved, String, String)> {
     let queued = |work| Queued { branch: Branch(8), sequence: 6, work, targets: vec![1, 3] };
     let owner = Owner { uid: 1, gid: 2, project: 3 };
     let quota = Quota { blocks: limit(Some(8)), inodes: limit(None), used_inodes: 5 };
-    let map = vec![MapTarget { target: 1, domain: 2 }, MapTarget { target: 3, domain: 4 }];
+    let targets = vec![MapTarget { target: 1, domain: 2 }, MapTarget { target: 3, domain: 4 }];
+    let map = PoolMap { pool: PoolId(Id128([5; 16])), targets };
     let (word, ino) = (|number: u64| hex(&number.to_be_bytes()), "0700000000010000");
-    let (ids, groups) = ("03".repeat(16), "07".repeat(16));
+    let [ids, pools, groups] = ["03", "05", "07"].map(|byte| byte.repeat(16));
     let head = "08000000000000000600000000000000";
     let targets = "020000000100000003000000";
     let none = "ff".repeat(8);
@@ -66,13 +67,13 @@ fn rows() -> Vec<(Reserved, String, String)> {
         (
             Reserved::Map(2, 3, map),
             format!("04{}{}", word(2), word(3)),
-            "01 02000000 01000000 02000000 03000000 04000000".into(),
+            format!("01 {pools} 02000000 01000000 02000000 03000000 04000000"),
         ),
         (Reserved::Run(4, INO, 64), format!("05{}{}", word(4), word(INO.0)), "01 40000000".into()),
         (
-            Reserved::Queued(4, 5, queued(Work::Truncate { ino: INO, truncations: 2, from: 3 })),
+            Reserved::Queued(4, 5, queued(Work::Truncate { ino: INO, truncations: 2, from: 3, keeps: true })),
             format!("16{}{}", word(4), word(5)),
-            format!("01{head} 00 {ino} 0200000000000000 0300000000000000 {targets}"),
+            format!("01{head} 00 {ino} 0200000000000000 0300000000000000 01 {targets}"),
         ),
         (
             Reserved::Queued(4, 6, queued(Work::Remove { ino: INO, truncations: 2 })),
@@ -167,10 +168,11 @@ fn values_that_cannot_be_right_are_refused() {
         (1, 9, 3),      // a kind
         (1, 9, 0),      // a main branch with a parent
         (1, 10, 5),     // a state
-        (2, 1, 0),      // no target
-        (2, 1, 3),      // more targets than bytes
+        (2, 17, 0),     // no target
+        (2, 17, 3),     // more targets than bytes
         (3, 1, 0),      // no number
         (4, 17, 4),     // a kind of work
+        (4, 42, 2),     // a treatment of blocks
         (8, 17 + 4, 2), // a state of a limit
         (8, 9 + 12, 0), // a time of a limit that is not passed
         (8, 8, 0x80),   // a limit above 2^63

@@ -218,6 +218,15 @@ impl MetaTarget {
         }
     }
 
+    /// Ends a session if its client still owes the answer to this call. Returns true if it did.
+    pub async fn end_if_unanswered(&self, id: u64, call: u64) -> Result<bool, MetaError> {
+        let turn = self.parts.names.turn().await;
+        match self.parts.clients.owes_answer(id, call) {
+            true => self.end_in_turn(id, turn).await.map(|()| true),
+            false => Ok(false),
+        }
+    }
+
     async fn end_in_turn(&self, id: u64, turn: Turn<'_>) -> Result<(), MetaError> {
         let Some(writes) = self.parts.clients.bar_session(id) else { return Ok(()) };
         let committed = turn.commit(Request::default(), writes, Vec::new(), &[]).await;

@@ -1,15 +1,17 @@
-//! Session leases: ends the session of a remote client that has been silent for too long.
+//! Session leases: ends the session of a remote client that has been silent for too long, or that has owed an
+//! answer to others for too long.
 
 use crate::event::{EventKind, Severity};
 use crate::node::Node;
 use penstock_base::rank::scoped;
+use penstock_meta::MetaError;
 use penstock_session::SessionInfo;
 use std::rc::Rc;
 
 /// Checks in one lease time: a session ends late by at most one part in this many of its lease time.
 const LOOKS: u32 = 5;
 
-/// Ends silent sessions until the services stop.
+/// Ends silent sessions, and those that do not answer, until the services stop.
 pub(crate) async fn run(node: Rc<Node>) {
     while !node.clients.is_stopped() {
         let (lease, before) = (node.clients.lease(), node.env.now());
@@ -21,18 +23,27 @@ pub(crate) async fn run(node: Rc<Node>) {
             continue;
         }
         for session in node.clients.sessions().into_iter().filter(SessionInfo::is_silent) {
-            match scoped(node.meta.end_if_silent(session.id)).await {
-                Ok(false) => {}
-                Ok(true) => {
-                    let silent = session.silent.as_secs();
-                    let text = format!("{session} was silent for {silent} s and has ended");
-                    node.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
-                }
-                Err(error) => {
-                    let why = "a silent session keeps its locks: its rows cannot be deleted";
-                    tracing::error!(%error, session = session.id, "{why}");
-                }
-            }
+            let done = scoped(node.meta.end_if_silent(session.id)).await;
+            report(&node, &session, done, || format!("was silent for {} s", session.silent.as_secs()));
+        }
+        for (session, call) in node.clients.unanswered() {
+            let done = scoped(node.meta.end_if_unanswered(session.id, call)).await;
+            report(&node, &session, done, || "did not answer a call while others waited for it".into());
+        }
+    }
+}
+
+/// Reports a session that was ended, or that could not be.
+fn report(node: &Node, session: &SessionInfo, done: Result<bool, MetaError>, why: impl FnOnce() -> String) {
+    match done {
+        Ok(false) => {}
+        Ok(true) => {
+            let text = format!("{session} {} and has ended", why());
+            node.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
+        }
+        Err(error) => {
+            let what = "a session that must end keeps its locks: its rows cannot be deleted";
+            tracing::error!(%error, session = session.id, why = why(), "{what}");
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::leases::{Leases, Leaving};
 use crate::locks::Locks;
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Outcome, Request, Seen, SessionInfo, Sessions, ended};
+use crate::unanswered::{Oldest, Unanswered};
 use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
 use penstock_base::num::to_u16;
@@ -34,6 +35,10 @@ const SLOT_WAIT: Duration = Duration::from_millis(100);
 /// A `Watch` request is answered after this time even without news, so that its client sees that the service
 /// is alive.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// The least time that a client has for its answer to a call. It may have to drop and sync much, while its
+/// host is busy.
+const LEAST_TO_ANSWER: Duration = Duration::from_secs(10);
 
 /// Before everything that a request locks while it is executed.
 const SLOT: Rank = Rank::new(10, "slot");
@@ -81,6 +86,7 @@ pub struct Clients {
     news: Notify,
     /// Owned by the running request of a slot, by session and slot.
     slots: RankedLocks<SlotKey>,
+    unanswered: RefCell<Unanswered>,
     /// Lease time of a remote client's session.
     lease: Cell<Duration>,
     stopped: Cell<bool>,
@@ -90,12 +96,13 @@ pub struct Clients {
 pub struct Serving {
     clients: Rc<Clients>,
     session: u64,
+    number: u64,
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
         let now = self.clients.env.now();
-        self.clients.sessions.borrow_mut().end(self.session, now);
+        self.clients.sessions.borrow_mut().end(self.session, self.number, now);
     }
 }
 
@@ -151,6 +158,7 @@ impl Clients {
             lease_turns: RankedLocks::new(LEASE_TURN),
             news: Notify::new(),
             slots: RankedLocks::new(SLOT),
+            unanswered: RefCell::default(),
             lease: Cell::new(LEASE),
             stopped: Cell::new(false),
         }))
@@ -182,8 +190,9 @@ impl Clients {
         if header.kind == Kind::Hello {
             return Ok(None);
         }
-        self.sessions.borrow_mut().begin(header.session)?;
-        Ok(Some(Serving { clients: self.clone(), session: header.session }))
+        let session = header.session;
+        let number = self.sessions.borrow_mut().begin(session, self.env.now())?;
+        Ok(Some(Serving { clients: self.clone(), session, number }))
     }
 
     /// Waits for the slot of a request. A repeat that arrives while the request is being executed waits for
@@ -245,8 +254,8 @@ impl Clients {
         }
         let mut sessions = self.sessions.borrow_mut();
         sessions.insert(key, who, self.env.now());
-        sessions.begin(session).expect("it was just inserted");
-        Serving { clients: self.clone(), session }
+        let number = sessions.begin(session, self.env.now()).expect("it was just inserted");
+        Serving { clients: self.clone(), session, number }
     }
 
     /// Ends a session for its client: its requests fail from now on, and it keeps its opens, leases and locks
@@ -319,6 +328,30 @@ impl Clients {
         self.sessions().iter().any(|info| info.id == session && info.is_silent())
     }
 
+    /// Sessions of other processes whose clients have owed an answer to one call for longer than their lease
+    /// time, and 10 s at least (`LEAST_TO_ANSWER`). Each is returned with the number of the call. To be
+    /// called several times in a lease time.
+    pub fn unanswered(&self) -> Vec<(SessionInfo, u64)> {
+        let calls = self.leases.borrow().oldest_calls();
+        let sessions = self.sessions.borrow();
+        let oldest = |(session, call): (u64, u64)| {
+            (session, Oldest { call, busy_since: sessions.busy_since(session) })
+        };
+        let oldest: BTreeMap<u64, Oldest> = calls.into_iter().map(oldest).collect();
+        let owed = self.unanswered.borrow_mut().look(self.env.now(), &oldest);
+        let overdue = |info: &SessionInfo| {
+            let limit = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
+            limit.is_some_and(|limit| owed.get(&info.id).is_some_and(|owed| *owed > limit))
+        };
+        let infos = sessions.infos(self.env.now()).into_iter().filter(overdue);
+        infos.map(|info| (oldest[&info.id].call, info)).map(|(call, info)| (info, call)).collect()
+    }
+
+    /// True if a session has not answered a call yet.
+    pub fn owes_answer(&self, session: u64, call: u64) -> bool {
+        self.leases.borrow().oldest_calls().get(&session) == Some(&call)
+    }
+
     /// Lease time of remote clients' sessions that start from now on.
     pub fn lease(&self) -> Duration {
         self.lease.get()
@@ -329,10 +362,11 @@ impl Clients {
         self.lease.set(lease);
     }
 
-    /// Restarts the lease time of every session, because this process was not running to receive their
-    /// requests.
+    /// Restarts the lease time of every session, and the time for answers to calls, because this process was
+    /// not running to receive their requests.
     pub fn renew_leases(&self) {
         self.sessions.borrow_mut().renew_all(self.env.now());
+        self.unanswered.take();
     }
 
     /// True while removed files must stay, because clients may have them open and have not reported it yet.

@@ -437,6 +437,11 @@ impl Leases {
         }
     }
 
+    /// The number of the oldest call to each session that is not answered.
+    pub(crate) fn oldest_calls(&self) -> BTreeMap<u64, u64> {
+        self.calls.oldest()
+    }
+
     /// True if several sessions take part.
     pub(crate) fn are_shared(&self) -> bool {
         self.joined.len() > 1

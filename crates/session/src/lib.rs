@@ -18,6 +18,7 @@ mod leases;
 mod locks;
 pub mod rows;
 mod table;
+mod unanswered;
 
 pub use clients::{Clients, Serving, Slot, joins};
 pub use table::{LEASE, Outcome, Request, SessionInfo, read_result};

@@ -52,8 +52,8 @@ struct Session {
     owes_opens: bool,
     /// Time at which its last request arrived or ended.
     heard: Duration,
-    /// Number of its requests that are being executed.
-    active: u64,
+    /// Its requests that are being executed, by number, with the times at which they began.
+    active: BTreeMap<u64, Duration>,
     /// True while its rows are being deleted: it has ended for its client, and not yet for others.
     is_barred: bool,
     /// The last request of each slot: its sequence number and its outcome.
@@ -110,6 +110,8 @@ pub(crate) enum Seen {
 pub(crate) struct Sessions {
     live: BTreeMap<u64, Session>,
     names: BTreeMap<Id128, u64>,
+    /// The number of the request that began last.
+    last_begun: u64,
 }
 
 impl Sessions {
@@ -247,18 +249,25 @@ impl Sessions {
         Ok(())
     }
 
-    /// A request of a session is being executed from now on.
-    pub(crate) fn begin(&mut self, id: u64) -> Result<(), Failure> {
-        self.get_mut(id)?.active += 1;
-        Ok(())
+    /// A request of a session is being executed from now on. Returns its number.
+    pub(crate) fn begin(&mut self, id: u64, now: Duration) -> Result<u64, Failure> {
+        let number = self.last_begun + 1;
+        self.get_mut(id)?.active.insert(number, now);
+        self.last_begun = number;
+        Ok(number)
     }
 
     /// A request of a session was executed. The session may have ended meanwhile.
-    pub(crate) fn end(&mut self, id: u64, now: Duration) {
+    pub(crate) fn end(&mut self, id: u64, number: u64, now: Duration) {
         if let Some(session) = self.live.get_mut(&id) {
-            session.active = session.active.checked_sub(1).expect("only a request that began ends");
+            session.active.remove(&number).expect("only a request that began ends");
             session.heard = now;
         }
+    }
+
+    /// Time at which the oldest request of a session began that is being executed.
+    pub(crate) fn busy_since(&self, id: u64) -> Option<Duration> {
+        self.live.get(&id)?.active.first_key_value().map(|(_, begun)| *begun)
     }
 
     /// Restarts the lease time of every session.
@@ -333,7 +342,7 @@ impl Session {
             client: self.who.client.clone(),
             mount: self.who.mount.clone(),
             lease: (self.who.lease_ms > 0).then(|| Duration::from_millis(self.who.lease_ms.into())),
-            silent: if self.active > 0 { Duration::ZERO } else { now.saturating_sub(self.heard) },
+            silent: if !self.active.is_empty() { Duration::ZERO } else { now.saturating_sub(self.heard) },
             open_inodes: self.opens.len() as u64,
         }
     }
@@ -344,7 +353,8 @@ pub(crate) fn ended(session: u64) -> Failure {
         kind: ErrorKind::Ended,
         errno: to_u16(Errno::STALE.raw_os_error()),
         message: format!(
-            "session {session} has ended: its client was silent for longer than its lease, or ended it"
+            "session {session} has ended: its client was silent or owed an answer for longer than its lease, or \
+             ended it"
         ),
     }
 }

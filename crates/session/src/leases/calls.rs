@@ -98,6 +98,12 @@ impl Calls {
         self.about_file(session, Some(file)).rev()
     }
 
+    /// The lowest number of a call to each session that has one.
+    pub(super) fn oldest(&self) -> BTreeMap<u64, u64> {
+        // The lowest of a session comes first, so it is the last that the map takes.
+        self.by_session.iter().rev().copied().collect()
+    }
+
     /// Returns the calls to a session after a number, which count as sent.
     pub(super) fn send(&mut self, session: u64, after: u64) -> Vec<(u64, Call)> {
         let numbers: Vec<u64> = self.numbers_of(session, after).collect();

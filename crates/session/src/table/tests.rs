@@ -53,13 +53,16 @@ fn a_session_is_silent_only_while_nothing_of_it_is_executed() {
     let mut sessions = table();
     let silent = |sessions: &Sessions, now| sessions.infos(Duration::from_secs(now))[0].silent.as_secs();
     assert_eq!(silent(&sessions, 5), 5);
-    sessions.begin(7).unwrap();
-    sessions.begin(7).unwrap();
-    sessions.end(7, Duration::from_secs(6));
+    let at = Duration::from_secs;
+    let first = sessions.begin(7, at(4)).unwrap();
+    let second = sessions.begin(7, at(5)).unwrap();
+    assert_eq!(sessions.busy_since(7), Some(at(4)));
+    sessions.end(7, first, Duration::from_secs(6));
+    assert_eq!(sessions.busy_since(7), Some(at(5)));
     assert_eq!(silent(&sessions, 9), 0, "another request is executed");
-    sessions.end(7, Duration::from_secs(10));
+    sessions.end(7, second, Duration::from_secs(10));
     assert_eq!(silent(&sessions, 12), 2);
-    assert_eq!(sessions.begin(8).unwrap_err().kind, ErrorKind::Ended);
+    assert_eq!(sessions.begin(8, at(10)).unwrap_err().kind, ErrorKind::Ended);
 }
 
 #[test]

@@ -10,8 +10,8 @@ use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
 use penstock_wire::metadata::{
-    HelloRequest, LockChange, LockReply, LockRequest, MakeRequest, NameRequest, OpenCount, PingRequest,
-    RenameRequest, SetAttrRequest, XattrRequest,
+    HelloRequest, LeaseRequest, LockChange, LockReply, LockRequest, MakeRequest, NameRequest, OpenCount,
+    PingRequest, RenameRequest, SetAttrRequest, XattrRequest,
 };
 use penstock_wire::{Frame, Kind, SLOTS, Service, Transport, Version};
 use prost::Message;
@@ -533,6 +533,37 @@ fn a_silent_client_loses_its_session_and_what_it_had_open() {
         machine.audit().await;
         let gone = machine.client.get_attr(id).await.unwrap_err();
         assert_eq!(gone.errno, ESTALE, "the file that it had open is reaped");
+        machine.stop().await;
+    });
+}
+
+/// Regression: a client that only pings, and never answers a call, stopped all others for good.
+#[test]
+fn a_client_that_pings_and_never_answers_loses_its_session() {
+    on_machine(85, async |_, machine| {
+        let file = make(&machine.client, "file").await.unwrap();
+        machine.client.write(file, 0, &[1; 10]).await.unwrap();
+        machine.client.sync_all().await.unwrap();
+        let lease = penstock_session::LEASE;
+        let silent = session(&machine).await;
+        let ask = async |kind: Kind, body: Vec<u8>| {
+            machine.node.serve(request_of(silent, 0, kind, body), true).await.into_result()
+        };
+        let request = LeaseRequest { ino: file.ino.0, exclusive: true, first: 0, last: u64::MAX };
+        ask(Kind::Lease, request.encode_to_vec()).await.unwrap();
+        let begun = machine.env.now();
+        let pings = async {
+            while ask(Kind::Ping, Vec::new()).await.is_ok() {
+                machine.env.sleep(lease / 4).await;
+            }
+        };
+        let another = async {
+            machine.client.write(file, 0, &[2; 10]).await.unwrap();
+            machine.env.now() - begun
+        };
+        let (waited, ()) = tokio::join!(another, pings);
+        assert!(waited > lease && waited < lease * 2, "{waited:?}");
+        assert_eq!(machine.node.session_reports().len(), 1, "its session has ended");
         machine.stop().await;
     });
 }

@@ -312,6 +312,9 @@ fn router(api: Api) -> Router {
         .route("/v1/fs/{name}/check", post(fs_check))
         .route("/v1/fs/{name}/damaged", get(fs_damaged))
         .route("/v1/mounts", get(mounts).post(mount).delete(unmount))
+        .route("/v1/sessions", get(sessions))
+        .route("/v1/sessions/{id}", get(session))
+        .route("/v1/sessions/{id}/end", post(session_end))
         .route("/v1/jobs/{id}", get(job))
         .route("/v1/down", post(down))
         .route(METRICS, get(prometheus))
@@ -537,6 +540,21 @@ async fn filesystem(
     UrlPath(name): UrlPath<String>,
 ) -> Answer<penstock_node::FsReport> {
     api.look(move |instance| known_fs(instance, &name).map(|()| instance.node().fs_report())).await
+}
+
+async fn sessions(State(api): State<Api>) -> Answer<Vec<penstock_node::SessionDetails>> {
+    api.look(|instance| Ok(instance.node().session_details())).await
+}
+
+async fn session(State(api): State<Api>, UrlPath(id): UrlPath<u64>) -> Answer<penstock_node::SessionDetails> {
+    api.look(move |instance| instance.node().show_session(id)).await
+}
+
+async fn session_end(
+    State(api): State<Api>,
+    UrlPath(id): UrlPath<u64>,
+) -> Answer<penstock_node::SessionDetails> {
+    api.on_worker(move |instance| async move { instance.node().end_session(id).await }).await.map(Json)
 }
 
 #[derive(Default, Deserialize)]

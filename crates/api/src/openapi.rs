@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Path, method, summary, and the name of its path parameter if it has one.
-const OPERATIONS: [(&str, &str, &str, Option<&str>); 22] = [
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 25] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
         "/v1/events",
@@ -47,6 +47,14 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 22] = [
     ("/v1/mounts", "get", "Where the file system is mounted", None),
     ("/v1/mounts", "post", "Mounts it; body {\"path\": PATH}", None),
     ("/v1/mounts", "delete", "Unmounts it", None),
+    ("/v1/sessions", "get", "All clients: what each has open, leased and locked, and what it owes", None),
+    ("/v1/sessions/{id}", "get", "One client", Some("id")),
+    (
+        "/v1/sessions/{id}/end",
+        "post",
+        "Ends the session of a client in another process; what it has not synced is lost",
+        Some("id"),
+    ),
     ("/v1/jobs/{id}", "get", "A job: running, done or failed, with its result", Some("id")),
     ("/v1/down", "post", "Stops the instance", None),
     ("/v1/openapi.json", "get", "This description", None),

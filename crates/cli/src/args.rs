@@ -56,6 +56,9 @@ pub enum Command {
     /// Commands for file systems
     #[command(subcommand)]
     Fs(Fs),
+    /// Commands for sessions: the clients of an instance
+    #[command(subcommand)]
+    Session(Session),
     /// Mount a file system of a running instance, in a separate process
     ///
     /// The process reaches the instance through the socket in its folder, and reconnects after a restart of
@@ -307,6 +310,29 @@ pub enum Fs {
         /// Name of the file system
         #[arg(default_value = "main")]
         name: String,
+    },
+}
+
+/// Commands for sessions.
+#[derive(Debug, Subcommand)]
+pub enum Session {
+    /// List all sessions
+    List,
+    /// Show one session: what its client has open, leased and locked, and which calls it has not answered
+    Show {
+        /// Number of the session
+        id: u64,
+    },
+    /// End the session of a client in another process
+    ///
+    /// Others get its leases and locks. Every operation of the client fails from then on, and its changes
+    /// that are not synced are lost; a mount must be unmounted and mounted again.
+    End {
+        /// Number of the session
+        id: u64,
+        /// Do not ask before the session is ended
+        #[arg(long)]
+        yes: bool,
     },
 }
 

@@ -1,6 +1,6 @@
 //! Runs each command: calls the instance through REST and prints the answer.
 
-use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs};
+use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, Session};
 use crate::folder::{Stop, is_free, last_stop, named};
 use crate::remote::Remote;
 use crate::show::{note, print};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
     ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
-    StatusReport,
+    SessionDetails, StatusReport,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -68,6 +68,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Drive(verb) => drive(&remote, verb, json),
         Command::Array(verb) => array(&remote, verb, json),
         Command::Fs(verb) => fs(&remote, verb, json),
+        Command::Session(verb) => session(&remote, verb, json),
         Command::Umount { .. } => mount::umount_only(&remote, json),
         Command::Up(_)
         | Command::Mount(_)
@@ -272,6 +273,29 @@ fn fs(remote: &Remote, verb: Fs, json: bool) -> Result<ExitCode> {
             Ok(fs_check(remote, &name, repair, yes, json).unwrap_or_else(failed))
         }
         Fs::Damaged { name } => Ok(fs_damaged(remote, &name, json).unwrap_or_else(failed)),
+    }
+}
+
+fn session(remote: &Remote, verb: Session, json: bool) -> Result<ExitCode> {
+    match verb {
+        Session::List => {
+            print(json, &remote.get::<Vec<SessionDetails>>("/v1/sessions")?, |list| show::sessions(list))
+        }
+        Session::Show { id } => {
+            print(json, &remote.get::<SessionDetails>(&format!("/v1/sessions/{id}"))?, show::session)
+        }
+        Session::End { id, yes } => {
+            let found: SessionDetails = remote.get(&format!("/v1/sessions/{id}"))?;
+            let who = show::client(&found.session);
+            let question = format!("session {id} ({who}) loses what it has not synced; end it?");
+            if !yes && !confirmed(&question)? {
+                bail!("nothing was changed; --yes ends the session without a question");
+            }
+            let ended: SessionDetails = remote.post(&format!("/v1/sessions/{id}/end"), &json!({}))?;
+            print(json, &ended, |_| {
+                println!("session {id} ({who}) has ended: every operation of its client fails from now on")
+            })
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use penstock_bench::Line;
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, Event, FindingsReport, FsCheckProgress, FsCheckReport, FsReport,
-    JobReport, LatencyReport, ScrubSummary, SessionReport, Severity, StatusReport,
+    JobReport, LatencyReport, ScrubSummary, SessionDetails, SessionReport, Severity, StatusReport,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -97,12 +97,9 @@ pub fn status(status: &StatusReport) {
     if mounts.is_empty() {
         println!("mounts   none");
     }
-    for SessionReport { mount, client, silent_ms, remote, .. } in mounts {
-        let silent = match silent_ms / 1000 {
-            seconds if *remote && seconds > 0 => format!(", silent for {seconds} s"),
-            _ => String::new(),
-        };
-        println!("mounts   {mount}  ({client}{silent})");
+    for session in mounts {
+        let (mount, client) = (printable(&session.mount), printable(&session.client));
+        println!("mounts   {mount}  ({client}{})", silent(session));
     }
     println!(
         "runs     process {}, version {}, I/O by {}, code by {}",
@@ -112,6 +109,54 @@ pub fn status(status: &StatusReport) {
     arrays(&status.arrays);
     println!();
     drives(&status.drives);
+}
+
+/// The time for which a client of another process has been silent, after a comma; nothing below a second.
+fn silent(session: &SessionReport) -> String {
+    match session.silent_ms / 1000 {
+        seconds if session.remote && seconds > 0 => format!(", silent for {seconds} s"),
+        _ => String::new(),
+    }
+}
+
+/// The client of a session, for people. Clients choose their names.
+pub fn client(session: &SessionReport) -> String {
+    match session.mount.as_str() {
+        "" => printable(&session.client),
+        mount => format!("{}, mounted at {}", printable(&session.client), printable(mount)),
+    }
+}
+
+pub fn sessions(sessions: &[SessionDetails]) {
+    println!("{:>8}{:>8}{:>9}{:>8}{:>8}  client", "session", "open", "leases", "locks", "owed");
+    for details in sessions {
+        let leases = details.shared_leases + details.exclusive_leases;
+        println!(
+            "{:>8}{:>8}{:>9}{:>8}{:>8}  {}{}",
+            details.session.id,
+            details.session.open_inodes,
+            leases,
+            details.locks,
+            details.unanswered_calls,
+            client(&details.session),
+            silent(&details.session)
+        );
+    }
+}
+
+pub fn session(details: &SessionDetails) {
+    let SessionDetails { session, .. } = details;
+    println!("session  {}", session.id);
+    println!("client   {}{}", client(session), silent(session));
+    match details.lease_ms {
+        0 => println!("lease    none: it ends with the instance"),
+        millis => println!("lease    {} s", millis / 1000),
+    }
+    println!("open     {} inodes", session.open_inodes);
+    println!("leases   {} shared, {} exclusive", details.shared_leases, details.exclusive_leases);
+    println!("locks    {}", details.locks);
+    println!("owes     {} answers to calls", details.unanswered_calls);
+    println!("runs     {} requests", details.requests);
 }
 
 pub fn tables(lines: &[penstock_bench::TableLine]) {

@@ -52,7 +52,7 @@ pub use penstock_array::Lacking;
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
-    MemberReport, ScrubSummary, SessionReport, SpaceReport, StatusReport,
+    MemberReport, ScrubSummary, SessionDetails, SessionReport, SpaceReport, StatusReport,
 };
 pub use scrub_record::ScrubRecord;
 pub use scrubs::{ScrubFile, ScrubKeeper};

@@ -51,6 +51,23 @@ pub struct SessionReport {
     pub open_inodes: u64,
 }
 
+/// A client of the services, with what it has and owes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionDetails {
+    #[serde(flatten)]
+    pub session: SessionReport,
+    /// Lease time of the session; 0 for a client of the instance's own process.
+    pub lease_ms: u64,
+    pub shared_leases: u64,
+    pub exclusive_leases: u64,
+    /// Advisory locks.
+    pub locks: u64,
+    /// Calls to give something back or to sync a file that its client has not answered.
+    pub unanswered_calls: u64,
+    /// Its requests that are being executed.
+    pub requests: u64,
+}
+
 impl SessionReport {
     /// True if it is a mount of a process of its own.
     pub fn is_separate_mount(&self) -> bool {

@@ -6,16 +6,19 @@ use crate::event_files::Kept;
 use crate::latency::latencies;
 use crate::node::{Node, health};
 use crate::report::{
-    ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, MemberReport, SessionReport, StatusReport,
+    ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, MemberReport, SessionDetails,
+    SessionReport, StatusReport,
 };
 use crate::watch;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, JobProgress};
 use penstock_base::BLOCK_BYTES;
+use penstock_base::rank::scoped;
 use penstock_drive::DriveHandle;
 use penstock_kv::Kv;
 use penstock_session::SessionInfo;
 use std::rc::Rc;
+use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -53,15 +56,48 @@ impl Node {
 
     /// Reports of all sessions.
     pub fn session_reports(&self) -> Vec<SessionReport> {
-        let report = |session: SessionInfo| SessionReport {
-            id: session.id,
-            client: session.client,
-            mount: session.mount,
-            remote: session.lease.is_some(),
-            silent_ms: u64::try_from(session.silent.as_millis()).unwrap_or(u64::MAX),
-            open_inodes: session.open_inodes,
+        self.clients.sessions().into_iter().map(session_report).collect()
+    }
+
+    /// Reports of all sessions, with what they have and owe.
+    pub fn session_details(&self) -> Vec<SessionDetails> {
+        let details = |session: SessionInfo| {
+            let held = self.clients.holdings(session.id);
+            SessionDetails {
+                lease_ms: session.lease.map_or(0, millis),
+                session: session_report(session),
+                shared_leases: held.shared_leases,
+                exclusive_leases: held.exclusive_leases,
+                locks: held.locks,
+                unanswered_calls: held.unanswered_calls,
+                requests: held.requests,
+            }
         };
-        self.clients.sessions().into_iter().map(report).collect()
+        self.clients.sessions().into_iter().map(details).collect()
+    }
+
+    /// Report of one session.
+    pub fn show_session(&self, id: u64) -> Result<SessionDetails, AdminError> {
+        let found = self.session_details().into_iter().find(|details| details.session.id == id);
+        found.ok_or_else(|| {
+            AdminError::NotFound(format!("no session {id}; `penstock session list` shows them"))
+        })
+    }
+
+    /// Ends the session of another process, as if its client had been silent: others get its leases and
+    /// locks, and every operation of the client fails from now on. Returns the report from before.
+    pub async fn end_session(&self, id: u64) -> Result<SessionDetails, AdminError> {
+        let details = self.show_session(id)?;
+        if !details.session.remote {
+            let why =
+                format!("session {id} is that of the instance itself: `penstock umount` ends its mount");
+            return Err(AdminError::Refused(why));
+        }
+        scoped(self.meta.end_session(id)).await?;
+        let SessionReport { client, mount, .. } = &details.session;
+        let text = format!("session {id} ({client}, mounted at {mount:?}) was ended by an administrator");
+        self.events.add(Severity::Warning, EventKind::SessionEnded, "fs main", text);
+        Ok(details)
     }
 
     /// Report of the file system.
@@ -184,6 +220,21 @@ impl Node {
             drives,
             arrays,
         }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn session_report(session: SessionInfo) -> SessionReport {
+    SessionReport {
+        id: session.id,
+        client: session.client,
+        mount: session.mount,
+        remote: session.lease.is_some(),
+        silent_ms: millis(session.silent),
+        open_inodes: session.open_inodes,
     }
 }
 

@@ -8,7 +8,7 @@
 use crate::leases::{Leases, Leaving};
 use crate::locks::Locks;
 use crate::rows::{SessionRow, result_key, session_key};
-use crate::table::{LEASE, Outcome, Request, Seen, SessionInfo, Sessions, ended};
+use crate::table::{LEASE, Outcome, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
 use crate::unanswered::{Oldest, Unanswered};
 use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
@@ -321,6 +321,18 @@ impl Clients {
     /// Lists all sessions.
     pub fn sessions(&self) -> Vec<SessionInfo> {
         self.sessions.borrow().infos(self.env.now())
+    }
+
+    /// Returns the holdings and debts of a session.
+    pub fn holdings(&self, session: u64) -> SessionHoldings {
+        let [shared_leases, exclusive_leases, unanswered_calls] = self.leases.borrow().of_session(session);
+        SessionHoldings {
+            shared_leases,
+            exclusive_leases,
+            locks: self.locks.borrow().of_session(session),
+            unanswered_calls,
+            requests: self.sessions.borrow().active(session),
+        }
     }
 
     /// True if there is such a session and its client has been silent for longer than its lease.

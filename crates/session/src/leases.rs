@@ -437,6 +437,14 @@ impl Leases {
         }
     }
 
+    /// The numbers of shared and of exclusive leases of a session, and of calls that it has not answered.
+    pub(crate) fn of_session(&self, session: u64) -> [u64; 3] {
+        let held = self.held.values().filter_map(|holders| holders.get(&session));
+        let (mut shared, mut exclusive) = (0, 0);
+        held.for_each(|held| *(if held.exclusive { &mut exclusive } else { &mut shared }) += 1);
+        [shared, exclusive, self.calls.count(session)]
+    }
+
     /// The number of the oldest call to each session that is not answered.
     pub(crate) fn oldest_calls(&self) -> BTreeMap<u64, u64> {
         self.calls.oldest()

@@ -21,4 +21,4 @@ mod table;
 mod unanswered;
 
 pub use clients::{Clients, Serving, Slot, joins};
-pub use table::{LEASE, Outcome, Request, SessionInfo, read_result};
+pub use table::{LEASE, Outcome, Request, SessionHoldings, SessionInfo, read_result};

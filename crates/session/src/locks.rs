@@ -56,6 +56,11 @@ pub(crate) struct Locks {
 type Growth = Vec<(u32, isize)>;
 
 impl Locks {
+    /// The number of locks of a session.
+    pub(crate) fn of_session(&self, session: u64) -> u64 {
+        self.held.iter().filter(|((of, _), _)| *of == session).map(|(_, locks)| *locks as u64).sum()
+    }
+
     /// Fails with ENOLCK if a change would leave more locks than the bounds allow. Releasing a part of a lock
     /// may add one.
     fn check_bounds(&self, session: u64, table: &RangeLocks<Owner>, growth: &Growth) -> Result<(), Errno> {

@@ -95,6 +95,21 @@ impl std::fmt::Display for SessionInfo {
     }
 }
 
+/// The holdings and debts of a session, as shown to people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionHoldings {
+    /// Shared leases.
+    pub shared_leases: u64,
+    /// Exclusive leases.
+    pub exclusive_leases: u64,
+    /// Advisory locks.
+    pub locks: u64,
+    /// Calls of the service that its client has not answered.
+    pub unanswered_calls: u64,
+    /// Its requests that are being executed.
+    pub requests: u64,
+}
+
 /// State of a request with a sequence number, by its slot.
 pub(crate) enum Seen {
     /// It must be executed.
@@ -263,6 +278,11 @@ impl Sessions {
             session.active.remove(&number).expect("only a request that began ends");
             session.heard = now;
         }
+    }
+
+    /// Number of a session's requests that are being executed.
+    pub(crate) fn active(&self, id: u64) -> u64 {
+        self.live.get(&id).map_or(0, |session| session.active.len() as u64)
     }
 
     /// Time at which the oldest request of a session began that is being executed.

@@ -272,6 +272,56 @@ fn a_directory_whose_removal_a_crash_took_back_has_its_names() {
     store.down();
 }
 
+#[test]
+fn an_administrator_lists_shows_and_ends_sessions() {
+    if !can_mount("an_administrator_lists_shows_and_ends_sessions") {
+        return;
+    }
+    let store = Store::new("sessions", &OPTIONS);
+    up_alone(&store, &[]);
+    let process = mount(&store);
+    let file = File::create(store.mount.join("file")).unwrap();
+    file.lock().unwrap();
+    let sessions = store.json(&["session", "list"]);
+    let sessions = sessions.as_array().unwrap();
+    let find = |remote: bool| sessions.iter().find(|session| session["remote"] == remote).unwrap();
+    let (own, remote) = (find(false)["id"].to_string(), find(true));
+    let id = remote["id"].to_string();
+    assert_eq!(
+        (&remote["open_inodes"], &remote["locks"], &remote["lease_ms"]),
+        (&1.into(), &1.into(), &3000.into())
+    );
+    let place = store.mount.to_str().unwrap();
+    for words in [&["session", "list"][..], &["session", "show", &id]] {
+        let said = store.ok(words);
+        assert!(said.contains(&format!("process {process}")) && said.contains(place), "{said}");
+    }
+    refused(&store.run(&["session", "show", "999"]), &["no session 999", "session list"]);
+    refused(&store.run(&["session", "end", &own, "--yes"]), &["the instance itself", "umount"]);
+    refused(&store.run(&["session", "end", &id]), &["nothing was changed", "--yes"]);
+    std::fs::write(store.mount.join("more"), "contents").unwrap();
+    let said = store.ok(&["session", "end", &id, "--yes"]);
+    assert!(
+        said.contains(&format!("session {id} (process {process}")) && said.contains("has ended"),
+        "{said}"
+    );
+    let failed = std::fs::write(store.mount.join("more"), "contents").unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(116), "{failed}");
+    assert_eq!(remote_sessions(&store), 0);
+    let events = store.ok(&["events"]);
+    assert!(events.contains("was ended by an administrator"), "{events}");
+    drop(file);
+    drop(store.run(&["umount", place]));
+    wait_until("the process ends", || !is_alive(process));
+    // Its lock went with the session.
+    let process = mount(&store);
+    File::open(store.mount.join("file")).unwrap().try_lock().unwrap();
+    store.ok(&["umount", place]);
+    wait_until("the process ends", || !is_alive(process));
+    store.audit();
+    store.down();
+}
+
 /// Regression: `umount` waited a minute for a process that rightly goes on, and failed.
 #[test]
 fn umount_waits_for_no_process_that_goes_on() {

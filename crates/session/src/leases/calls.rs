@@ -98,6 +98,11 @@ impl Calls {
         self.about_file(session, Some(file)).rev()
     }
 
+    /// The number of calls to a session.
+    pub(super) fn count(&self, session: u64) -> u64 {
+        self.numbers_of(session, 0).count() as u64
+    }
+
     /// The lowest number of a call to each session that has one.
     pub(super) fn oldest(&self) -> BTreeMap<u64, u64> {
         // The lowest of a session comes first, so it is the last that the map takes.

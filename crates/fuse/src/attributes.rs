@@ -44,23 +44,23 @@ impl Session {
                 self.nodes.note(&attr);
                 Ok(attr)
             }
-            Err(failure) => self.removed(file, &failure).ok_or_else(|| errno(&failure)),
+            Err(failure) => self.nameless(request, &failure).ok_or_else(|| errno(&failure)),
         }
     }
 
     /// The last descriptor of an inode may be closed now: if it has no name, its state then is kept.
-    pub(crate) async fn note_at_close(&self, file: FileId) {
-        if self.nodes.removed(file).is_some()
-            && let Ok(attr) = self.client.get_attr(file).await
+    pub(crate) async fn note_at_close(&self, request: &Request) {
+        if self.nodes.nameless(request.header.nodeid).is_some()
+            && let Ok(attr) = self.client.get_attr(request.file).await
         {
             self.nodes.note(&attr);
         }
     }
 
     /// The last attributes of an inode for which a request failed because it is gone.
-    fn removed(&self, file: FileId, failure: &Failure) -> Option<Attr> {
+    fn nameless(&self, request: &Request, failure: &Failure) -> Option<Attr> {
         let stale = i32::from(failure.errno) == Errno::STALE.raw_os_error();
-        self.nodes.removed(file).filter(|_| stale && failure.kind != ErrorKind::Ended)
+        self.nodes.nameless(request.header.nodeid).filter(|_| stale && failure.kind != ErrorKind::Ended)
     }
 
     /// Returns the attributes by whose size the kernel goes from here on.
@@ -164,7 +164,8 @@ impl Session {
         Ok(Answer::of(&extended(&self.nodes, &attr, self.valid())))
     }
 
-    pub(crate) async fn setattr(&self, request: &mut Request) -> Result<Answer, Errno> {
+    /// The change of attributes that a SETATTR asks for.
+    pub(crate) fn change_of(&self, request: &Request) -> Result<SetAttrRequest, Errno> {
         let new: SetattrIn = request.argument()?;
         let valid = |flag: u32| new.valid & flag != 0;
         let time = |flag: u32, now: u32, seconds: u64, rest: u32| match (valid(flag), valid(now)) {
@@ -172,7 +173,7 @@ impl Session {
             (true, false) => Some(time_of(seconds, rest)),
             (false, _) => None,
         };
-        let change = SetAttrRequest {
+        Ok(SetAttrRequest {
             ino: request.file.ino.0,
             mode: valid(fattr::MODE).then_some(new.mode),
             uid: valid(fattr::UID).then_some(new.uid),
@@ -183,9 +184,12 @@ impl Session {
             ctime: valid(fattr::CTIME).then(|| time_of(new.ctime, new.ctimensec)),
             drop_set_id: valid(fattr::KILL_SUIDGID),
             ..SetAttrRequest::default()
-        };
-        let sizes = valid(fattr::SIZE);
-        let file = request.file;
+        })
+    }
+
+    pub(crate) async fn setattr(&self, request: &mut Request) -> Result<Answer, Errno> {
+        let change = self.change_of(request)?;
+        let (file, sizes) = (request.file, change.size.is_some());
         let set = async {
             // The guard lasts until the reply is sent.
             let hold = request.hold.insert(self.client.hold_to_set(file.branch, &change).await?);
@@ -194,9 +198,9 @@ impl Session {
         let attr = match set.await {
             Ok(attr) => attr,
             Err(failure) => {
-                let removed = self.removed(file, &failure).filter(|_| !sizes);
-                let attr = changed(removed.ok_or_else(|| errno(&failure))?, &change, self.client.now());
-                self.nodes.keep(&attr);
+                let kept = self.nameless(request, &failure).filter(|_| !sizes);
+                let attr = changed(kept.ok_or_else(|| errno(&failure))?, &change, self.client.now());
+                self.nodes.keep(request.header.nodeid, &attr);
                 return Ok(Answer::of(&attributes(&self.nodes, &attr, Duration::ZERO)));
             }
         };
@@ -261,11 +265,8 @@ impl Session {
     pub(crate) async fn getxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let GetxattrIn { size, .. } = request.argument()?;
         let name = kept(request.name(size_of::<GetxattrIn>(), 0)?)?;
-        let file = request.file;
-        let value = self.client.get_xattr(file, name).await.map_err(|failure| {
-            // The kernel looks for these itself, for example of a directory that a program is in.
-            let of_the_kernel = is_acl(name) || name == CAPABILITY;
-            match self.removed(file, &failure).filter(|_| of_the_kernel) {
+        let value = self.client.get_xattr(request.file, name).await.map_err(|failure| {
+            match self.nameless(request, &failure).filter(|_| is_of_the_kernel(name)) {
                 Some(_) => Errno::NODATA,
                 None => errno(&failure),
             }
@@ -287,8 +288,13 @@ impl Session {
     }
 }
 
+/// True for the name of an extended attribute that the kernel looks for itself.
+pub(crate) fn is_of_the_kernel(name: &[u8]) -> bool {
+    is_acl(name) || name == CAPABILITY
+}
+
 /// The attributes of a removed inode after a change of them. Nobody else sees it.
-fn changed(mut attr: Attr, change: &SetAttrRequest, now: Time) -> Attr {
+pub(crate) fn changed(mut attr: Attr, change: &SetAttrRequest, now: Time) -> Attr {
     attr.mode = change.mode.map_or(attr.mode, |mode| attr.mode & !0o7777 | mode & 0o7777);
     if change.drop_set_id && FileType::from_raw_mode(attr.mode) != FileType::Directory {
         attr.mode &= !set_id_bits(attr.mode);

@@ -15,6 +15,7 @@ mod attributes;
 mod cache;
 mod capabilities;
 mod data;
+mod dead;
 mod deferred;
 mod device;
 mod guard;

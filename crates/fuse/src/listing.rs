@@ -98,15 +98,18 @@ pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<
     }
     for Listed { entry: found, attr } in entries {
         // Without attributes the kernel asks for them by name when a program does.
-        let prefix = attr.map_or_else(EntryOut::default, |attr| {
-            session.cache.is_answered(attr.file(), attr.size);
-            entry(&session.nodes, &attr, session.valid())
-        });
+        let prefix = match &attr {
+            Some(attr) => entry(&session.nodes, attr, session.valid()),
+            None => EntryOut::default(),
+        };
         let shown = session.nodes.shown(found.file());
         if !room || !listing.add(prefix.as_bytes(), shown, found.cookie, found.kind, &found.name) {
-            // The kernel does not get this entry.
+            // The kernel does not get this entry, and so neither its node nor its size.
             session.nodes.forget(prefix.nodeid, 1);
             break;
+        }
+        if let Some(attr) = attr {
+            session.cache.is_answered(attr.file(), attr.size);
         }
     }
     Ok(Answer::Bytes(listing.bytes))

@@ -127,7 +127,7 @@ pub(crate) async fn release(session: &Session, request: &Request) -> Result<Answ
         unlock_at_end(session, file, lock_owner, true).await;
     }
     session.forget_handle(fh, file);
-    session.note_at_close(file).await;
+    session.note_at_close(request).await;
     session.client.release(file).await.map(|()| Answer::Done).map_err(|failure| errno(&failure))
 }
 

@@ -235,7 +235,8 @@ impl Mount {
         let device = Device::new(file).map_err(failed)?;
         let copy = device.copy().map_err(failed)?;
         let cache = Rc::new(
-            Cache::new(env, Rc::new(Nodes::new(client.root())), copy, path, connection).map_err(failed)?,
+            Cache::new(env, Rc::new(Nodes::new(client.root(), env.random())), copy, path, connection)
+                .map_err(failed)?,
         );
         let guard = options.guarded.then(|| Guard::new(connection, options.ends)).transpose().unwrap_or_else(
             |error| {

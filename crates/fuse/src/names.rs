@@ -17,6 +17,12 @@ impl Session {
         self.nodes.file(nodeid).ok_or(Errno::STALE)
     }
 
+    /// The file of a node that a request names beside its own, for an operation within one branch.
+    fn file_beside(&self, request: &Request, nodeid: u64) -> Result<FileId, Errno> {
+        let file = self.file(nodeid)?;
+        if file.branch == request.file.branch { Ok(file) } else { Err(Errno::XDEV) }
+    }
+
     fn entry(&self, result: Result<Attr, Failure>) -> Result<Answer, Errno> {
         let attr = result.map_err(|failure| errno(&failure))?;
         self.cache.is_answered(attr.file(), attr.size);
@@ -83,14 +89,14 @@ impl Session {
     }
 
     pub(crate) async fn link(&self, request: &Request) -> Result<Answer, Errno> {
-        let old = self.file(request.argument()?)?;
+        let old = self.file_beside(request, request.argument()?)?;
         let name = request.name(size_of::<u64>(), 0)?;
         self.entry(self.client.link(old, request.file, name).await)
     }
 
     pub(crate) async fn unlink(&self, request: &Request, directory: bool) -> Result<Answer, Errno> {
         let result = self.client.unlink(request.file, request.name(0, 0)?, directory).await;
-        self.nodes.note(&result.map_err(|failure| errno(&failure))?);
+        self.nodes.unlinked(&result.map_err(|failure| errno(&failure))?);
         Ok(Answer::Done)
     }
 
@@ -118,7 +124,7 @@ impl Session {
         let rename = RenameRequest {
             dir: request.file.ino.0,
             name: request.name(skip, 0)?.to_vec(),
-            new_dir: self.file(new_dir)?.ino.0,
+            new_dir: self.file_beside(request, new_dir)?.ino.0,
             new_name: request.name(skip, 1)?.to_vec(),
             no_replace: flags.contains(RenameFlags::NOREPLACE),
             exchange: flags.contains(RenameFlags::EXCHANGE),
@@ -130,7 +136,7 @@ impl Session {
         };
         let replaced =
             self.client.rename(request.file.branch, rename).await.map_err(|failure| errno(&failure))?;
-        replaced.iter().for_each(|attr| self.nodes.note(attr));
+        replaced.iter().for_each(|attr| self.nodes.unlinked(attr));
         Ok(Answer::Done)
     }
 

@@ -6,35 +6,50 @@
 //! inode number that programs see (`st_ino`) is the file's.
 //!
 //! The last attributes of a file that has lost its last name through this mount are kept with its node, and
-//! answer for it once the service has dropped it. It has nothing else by then: a directory that is removed is
-//! empty and stays so, and a file is dropped only when nobody has it open.
+//! answer for it once the service has dropped it. It has nothing else by then: a file is dropped only when
+//! nobody has it open, and a directory that is removed is empty and stays so.
 //!
-//! A crash may bring the name of a removed directory back. For the kernel its old node is dead: it looks up
-//! nothing there. So the directory gets another node, and whoever is in the old one stays there.
+//! For the kernel a directory that was removed is dead for good, whoever is in it. A crash of the service may
+//! bring its name back. Then it gets another node, and the dead one keeps answering from its attributes
+//! ([`crate::dead`]): a program in it does not reach the directory that is there now.
 //!
 //! Invariants:
-//! - a file has a node exactly while the kernel knows it, and more than one only if it is such a directory;
-//! - no number is given twice, so a late request cannot reach another file;
-//! - attributes are kept only for files that have a node.
+//! - a file has a node exactly while the kernel knows it, and one that is not dead at most;
+//! - no number is given twice in a mount, and numbers begin anywhere, so that neither a late request nor a
+//!   handle of an earlier mount reaches another file;
+//! - attributes are kept only with a node, and a dead node always has some.
 
 use crate::abi::ROOT_ID;
 use penstock_base::{FileId, HashMap};
 use penstock_client::Attr;
 use rustix::fs::FileType;
 use std::cell::RefCell;
+use std::cmp::Ordering;
 
 /// A file that the kernel knows.
 struct Node {
     file: FileId,
     /// Replies that named it, less what the kernel has forgotten; at least 1.
     lookups: u64,
-    /// Its last attributes, if it has lost its last name.
-    removed: Option<Box<Attr>>,
+    state: State,
 }
+
+/// State of a node, as far as this mount knows.
+enum State {
+    /// It has a name.
+    Named,
+    /// It is a file that has lost its last name, with its last attributes.
+    Nameless(Box<Attr>),
+    /// It is a directory that was removed, with its last attributes.
+    Dead(Box<Attr>),
+}
+
+/// The first number of a mount is below this. Nobody looks up the other 2^63 files.
+const FIRST_BELOW: u64 = 1 << 63;
 
 struct Table {
     nodes: HashMap<u64, Node>,
-    /// The number of the node of each file, the newest one.
+    /// The number of the node of each file. A dead one may be missing, if the file has another one.
     numbers: HashMap<FileId, u64>,
     /// The number that was given last.
     last: u64,
@@ -47,9 +62,10 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// The table of a mount with this root directory.
-    pub(crate) fn new(root: FileId) -> Self {
-        let table = Table { nodes: HashMap::default(), numbers: HashMap::default(), last: ROOT_ID };
+    /// The table of a mount with this root directory. Numbers begin at one that is drawn from `random`.
+    pub(crate) fn new(root: FileId, random: u64) -> Self {
+        let last = ROOT_ID + random % FIRST_BELOW;
+        let table = Table { nodes: HashMap::default(), numbers: HashMap::default(), last };
         Self { root, table: RefCell::new(table) }
     }
 
@@ -82,15 +98,16 @@ impl Nodes {
         }
         let mut table = self.table.borrow_mut();
         let Table { nodes, numbers, last } = &mut *table;
-        let is_dead = |nodeid: &u64| nodes.get(nodeid).is_some_and(|node| node.removed.is_some());
-        if attr.nlink > 0 && is_directory(attr) && numbers.get(&file).is_some_and(is_dead) {
+        let is_dead =
+            |nodeid: &u64| nodes.get(nodeid).is_some_and(|node| matches!(node.state, State::Dead(_)));
+        if attr.nlink > 0 && numbers.get(&file).is_some_and(is_dead) {
             numbers.remove(&file);
         }
         let nodeid = *numbers.entry(file).or_insert_with(|| {
             *last += 1;
             *last
         });
-        let node = nodes.entry(nodeid).or_insert(Node { file, lookups: 0, removed: None });
+        let node = nodes.entry(nodeid).or_insert(Node { file, lookups: 0, state: State::Named });
         assert_eq!(node.file, file, "a node is of one file");
         node.lookups += 1;
         nodeid
@@ -116,39 +133,64 @@ impl Nodes {
         assert!(nodes.len() >= numbers.len(), "each file in the table has a node");
     }
 
-    fn with<T>(&self, file: FileId, act: impl FnOnce(&mut Node) -> T) -> Option<T> {
+    /// A name of a file was removed through this mount. `attr` are the attributes after that.
+    pub(crate) fn unlinked(&self, attr: &Attr) {
+        if attr.nlink > 0 || !is_directory(attr) {
+            return self.note(attr);
+        }
         let mut table = self.table.borrow_mut();
-        let nodeid = *table.numbers.get(&file)?;
-        table.nodes.get_mut(&nodeid).map(act)
+        let Table { nodes, numbers, .. } = &mut *table;
+        if let Some(node) = numbers.get(&attr.file()).and_then(|nodeid| nodes.get_mut(nodeid)) {
+            node.state = State::Dead(Box::new(attr.clone()));
+        }
     }
 
     /// Takes in the attributes of a file in a reply of the service. Keeps them if it has no name, unless
     /// newer ones are kept: a reply may be late.
     pub(crate) fn note(&self, attr: &Attr) {
         let changed = |attr: &Attr| (attr.ctime.sec, attr.ctime.nsec);
-        self.with(attr.file(), |node| {
-            if node.removed.as_ref().is_some_and(|kept| changed(kept) > changed(attr)) {
-                return;
-            }
-            match attr.nlink {
-                0 => node.removed = Some(Box::new(attr.clone())),
-                // The same time is that of a reply from before the removal, by a coarse clock.
-                _ => _ = node.removed.take_if(|kept| changed(kept) < changed(attr)),
-            }
-        });
+        let mut table = self.table.borrow_mut();
+        let Table { nodes, numbers, .. } = &mut *table;
+        let Some(node) = numbers.get(&attr.file()).and_then(|nodeid| nodes.get_mut(nodeid)) else { return };
+        let order = match &node.state {
+            State::Named => Ordering::Greater,
+            State::Nameless(kept) => changed(attr).cmp(&changed(kept)),
+            State::Dead(_) => return,
+        };
+        match (attr.nlink, order) {
+            (_, Ordering::Less) => {}
+            (0, _) => node.state = State::Nameless(Box::new(attr.clone())),
+            // The same time is that of a reply from before the removal, by a coarse clock.
+            (_, Ordering::Equal) => {}
+            (_, Ordering::Greater) => node.state = State::Named,
+        }
     }
 
-    /// Keeps attributes that a program has given to a file which the service has dropped.
-    pub(crate) fn keep(&self, attr: &Attr) {
+    /// Keeps attributes that a program has given to a file that has lost its last name.
+    pub(crate) fn keep(&self, nodeid: u64, attr: &Attr) {
         assert_eq!(attr.nlink, 0, "the service keeps the attributes of files with a name");
-        self.with(attr.file(), |node| node.removed = Some(Box::new(attr.clone())));
+        if let Some(node) = self.table.borrow_mut().nodes.get_mut(&nodeid) {
+            match &mut node.state {
+                State::Named => {}
+                State::Nameless(kept) | State::Dead(kept) => **kept = attr.clone(),
+            }
+        }
     }
 
-    /// The last attributes of a file that has lost its last name through this mount.
-    pub(crate) fn removed(&self, file: FileId) -> Option<Attr> {
-        let attr = self.with(file, |node| node.removed.as_deref().cloned())??;
-        assert_eq!((attr.file(), attr.nlink), (file, 0), "attributes of a removed file");
-        Some(attr)
+    /// The last attributes of a file that has lost its last name through this mount, and is no directory.
+    pub(crate) fn nameless(&self, nodeid: u64) -> Option<Attr> {
+        match &self.table.borrow().nodes.get(&nodeid)?.state {
+            State::Nameless(kept) => Some((**kept).clone()),
+            State::Named | State::Dead(_) => None,
+        }
+    }
+
+    /// The last attributes of a directory that was removed through this mount.
+    pub(crate) fn dead(&self, nodeid: u64) -> Option<Attr> {
+        match &self.table.borrow().nodes.get(&nodeid)?.state {
+            State::Dead(kept) => Some((**kept).clone()),
+            State::Named | State::Nameless(_) => None,
+        }
     }
 
     /// Number of files that the kernel knows, without the root directory.
@@ -180,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_file_has_a_node_until_all_its_lookups_are_forgotten() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = Nodes::new(ROOT, 77);
         let (seven, eight) = (nodes.looked_up(&attr(7, 1, 1)), nodes.looked_up(&attr(8, 1, 1)));
         assert!(seven != eight && ![seven, eight].contains(&ROOT_ID));
         assert_eq!(nodes.looked_up(&attr(7, 1, 1)), seven, "one file has one node");
@@ -197,7 +239,7 @@ mod tests {
 
     #[test]
     fn files_of_two_branches_have_two_nodes_and_show_one_inode_number() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = Nodes::new(ROOT, 77);
         let older = FileId::of_numbers(5, 7);
         let (one, other) =
             (nodes.looked_up(&attr(7, 1, 1)), nodes.looked_up(&Attr { branch: 5, ..attr(7, 1, 1) }));
@@ -209,57 +251,71 @@ mod tests {
 
     #[test]
     fn the_root_has_the_number_that_the_kernel_gives_it_and_is_never_forgotten() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = Nodes::new(ROOT, 77);
         assert_eq!((nodes.file(ROOT_ID), nodes.node(ROOT), nodes.shown(ROOT)), (Some(ROOT), Some(1), 1));
         assert_eq!(nodes.looked_up(&attr(ROOT.ino.0, 2, 1)), ROOT_ID);
         nodes.forget(ROOT_ID, 7);
         assert_eq!((nodes.file(ROOT_ID), nodes.len()), (Some(ROOT), 0));
     }
 
-    /// Regression: the directory stayed empty on the mount that had removed it.
+    /// Regression: the directory stayed empty on the mount that had removed it, and again once anything had
+    /// shown its attributes.
     #[test]
     fn a_removed_directory_that_a_crash_brought_back_gets_another_node() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = Nodes::new(ROOT, 77);
         let dead = nodes.looked_up(&attr(7, 2, 1));
-        nodes.note(&attr(7, 0, 3));
-        let revived = nodes.looked_up(&attr(7, 2, 1));
-        assert!(revived != dead);
+        nodes.unlinked(&attr(7, 0, 3));
+        nodes.note(&attr(7, 2, 9));
+        let revived = nodes.looked_up(&attr(7, 2, 9));
+        assert!(revived != dead && nodes.node(file(7)) == Some(revived));
         assert_eq!([dead, revived].map(|nodeid| nodes.file(nodeid)), [Some(file(7)); 2]);
-        assert_eq!(nodes.node(file(7)), Some(revived));
         assert_eq!(nodes.looked_up(&attr(7, 2, 1)), revived);
+        assert_eq!((nodes.dead(dead), nodes.dead(revived)), (Some(attr(7, 0, 3)), None));
+        // It is removed once more, or the reply was a late one: the first node answers as before.
+        nodes.unlinked(&attr(7, 0, 12));
+        nodes.forget(revived, 2);
+        assert_eq!((nodes.dead(dead), nodes.node(file(7)), nodes.len()), (Some(attr(7, 0, 3)), None, 1));
+        let again = nodes.looked_up(&attr(7, 2, 9));
         nodes.forget(dead, 1);
-        assert_eq!((nodes.file(dead), nodes.node(file(7)), nodes.len()), (None, Some(revived), 1));
+        assert_eq!((nodes.file(dead), nodes.node(file(7)), nodes.len()), (None, Some(again), 1));
         // A file has pages, which its two nodes would not share.
         let regular = |nlink, changed| Attr { mode: 0o100_600, ..attr(8, nlink, changed) };
         let nodeid = nodes.looked_up(&regular(1, 1));
-        nodes.note(&regular(0, 3));
+        nodes.unlinked(&regular(0, 3));
         assert_eq!(nodes.looked_up(&regular(1, 1)), nodeid);
     }
 
     #[test]
-    fn the_attributes_of_a_removed_file_are_kept_while_the_kernel_knows_it() {
-        let nodes = Nodes::new(ROOT);
-        nodes.note(&attr(7, 0, 3));
-        assert_eq!(nodes.removed(file(7)), None, "the kernel does not know it");
-        let nodeid = nodes.looked_up(&attr(7, 1, 1));
-        nodes.note(&attr(7, 1, 2));
-        assert_eq!(nodes.removed(file(7)), None, "it has another name");
-        nodes.note(&attr(7, 0, 3));
+    fn the_attributes_of_a_nameless_file_are_kept_while_the_kernel_knows_it() {
+        let attr = |nlink, changed| Attr { mode: 0o100_600, ..attr(7, nlink, changed) };
+        let nodes = Nodes::new(ROOT, 77);
+        nodes.unlinked(&attr(0, 3));
+        assert_eq!(nodes.len(), 0, "the kernel does not know it");
+        let nodeid = nodes.looked_up(&attr(1, 1));
+        nodes.unlinked(&attr(1, 2));
+        assert_eq!(nodes.nameless(nodeid), None, "it has another name");
+        nodes.unlinked(&attr(0, 3));
         // Regression: a late reply from before the removal forgot them.
-        nodes.note(&attr(7, 1, 2));
-        nodes.note(&attr(7, 1, 3));
-        nodes.note(&Attr { mode: 0o040_500, ..attr(7, 0, 2) });
-        assert_eq!(nodes.removed(file(7)), Some(attr(7, 0, 3)));
-        nodes.note(&attr(7, 1, 4));
-        assert_eq!(nodes.removed(file(7)), None, "it has a name again");
-        nodes.note(&attr(7, 0, 5));
-        nodes.keep(&Attr { mode: 0o040_500, ..attr(7, 0, 1) });
-        assert_eq!(nodes.removed(file(7)).map(|attr| attr.mode), Some(0o040_500), "a program changed it");
-        nodes.looked_up(&attr(7, 0, 5));
+        nodes.note(&attr(1, 2));
+        nodes.note(&attr(1, 3));
+        nodes.note(&Attr { mode: 0o100_500, ..attr(0, 2) });
+        assert_eq!(nodes.nameless(nodeid), Some(attr(0, 3)));
+        nodes.note(&attr(1, 4));
+        assert_eq!(nodes.nameless(nodeid), None, "it has a name again");
+        nodes.note(&attr(0, 5));
+        nodes.keep(nodeid, &Attr { mode: 0o100_500, ..attr(0, 1) });
+        assert_eq!(nodes.nameless(nodeid).map(|attr| attr.mode), Some(0o100_500), "a program changed it");
+        nodes.looked_up(&attr(0, 5));
         nodes.forget(nodeid, 1);
-        assert!(nodes.removed(file(7)).is_some());
+        assert!(nodes.nameless(nodeid).is_some());
         nodes.forget(nodeid, 1);
-        nodes.looked_up(&attr(7, 1, 1));
-        assert_eq!(nodes.removed(file(7)), None, "the kernel had forgotten it");
+        let again = nodes.looked_up(&attr(1, 1));
+        assert_eq!(nodes.nameless(again), None, "the kernel had forgotten it");
+    }
+
+    #[test]
+    fn two_mounts_begin_their_numbers_anywhere() {
+        let first = |random| Nodes::new(ROOT, random).looked_up(&attr(7, 1, 1));
+        assert_eq!([0, 5, u64::MAX].map(first), [2, 7, (1 << 63) + 1]);
     }
 }

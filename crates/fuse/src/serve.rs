@@ -7,7 +7,7 @@ use crate::abi::{WRITE_CACHE, WriteIn, op};
 use crate::device::{Answer, Inbox, Received, Request};
 use crate::latency::Op;
 use crate::session::Session;
-use crate::{listing, locks};
+use crate::{dead, listing, locks};
 use futures_util::future::{Either, select};
 use penstock_base::Env;
 use rustix::io::Errno;
@@ -73,6 +73,9 @@ async fn dispatch(session: &Session, request: &mut Request) -> Result<Answer, Er
         Some(file) => request.file = file,
         None if is_about_no_node(request.header.opcode) => {}
         None => return Err(Errno::STALE),
+    }
+    if let Some(attr) = session.nodes.dead(request.header.nodeid) {
+        return dead::serve(session, request, &attr).await;
     }
     let _locked = session.note_locked(request);
     let_in(session, request).await;

@@ -109,8 +109,10 @@ impl Node {
         let _active = self.clients.begin(&request.header)?;
         // While a repair runs, requests wait for its end.
         let _in_use = self.serving.read().await;
-        if io.wanted_by.is_some_and(|wanted_by| self.env.now() >= wanted_by) {
-            let why = format!("it could not be begun within {} ms", request.header.deadline_ms);
+        // A repeat of a request with a sequence must get the outcome that is kept.
+        let Header { sequence, deadline_ms, .. } = request.header;
+        if sequence == 0 && io.wanted_by.is_some_and(|wanted_by| self.env.now() >= wanted_by) {
+            let why = format!("it could not be begun within {deadline_ms} ms");
             return Err(Failure::new(ErrorKind::Retry, why));
         }
         let latency = self.latency.of(request.header.kind);

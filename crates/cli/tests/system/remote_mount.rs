@@ -1,8 +1,9 @@
 //! Tests a mount in its own process, with kills of the mount and of the service.
 
 use crate::store::{Store, can_mount, is_alive, refused, wait_until};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -253,8 +254,13 @@ fn a_directory_whose_removal_a_crash_took_back_has_its_names() {
         std::fs::remove_dir(&dir).unwrap();
         store.kill();
         up_alone(&store, &[]);
+        // Whoever is in the removed directory does not reach the one that is there now.
+        held.set_permissions(Permissions::from_mode(0o700)).unwrap();
+        let seen = held.metadata().unwrap();
+        assert_eq!((seen.nlink(), seen.mode() & 0o777), (0, 0o700));
         if dir.exists() {
             revived += 1;
+            assert_ne!(std::fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
             let names: Vec<_> =
                 std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
             assert_eq!(names, ["x"]);

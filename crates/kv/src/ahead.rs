@@ -198,6 +198,13 @@ impl AheadKv {
         self.closed.set(true);
         self.opened.notify_one();
         self.filled.notify_one();
+        self.moved.notify_waiters();
+    }
+
+    /// The store refuses all requests from now on, also commits that wait.
+    fn fail(&self, error: &KvError) {
+        *self.failed.borrow_mut() = Some(error.clone());
+        self.moved.notify_waiters();
     }
 
     /// Durations of commits and flushes since this opening.
@@ -265,7 +272,7 @@ impl AheadKv {
                 self.journal.release(mark.sequence);
             }
             // Acknowledged changes can no longer be stored, so the store refuses all requests from now on.
-            Err(error) => *self.failed.borrow_mut() = Some(error.clone()),
+            Err(error) => self.fail(error),
         }
         self.moved.notify_waiters();
         result
@@ -301,7 +308,12 @@ impl AheadKv {
                     self.move_open().await?;
                     continue;
                 }
+                let commits = self.commits.get();
                 let (new, old) = self.newest_bytes(&writes).await?;
+                if self.commits.get() != commits {
+                    // Another transaction may have taken the space.
+                    continue;
+                }
                 if new > old && used_bytes + (new - old) > most_bytes {
                     return Err(KvError::NoSpace { used_bytes, budget_bytes });
                 }
@@ -310,6 +322,10 @@ impl AheadKv {
                 break;
             }
             let moved = self.moved.notified();
+            self.check()?;
+            if self.closed.get() {
+                return Err(KvError::Closed);
+            }
             self.filled.notify_one();
             moved.await;
         }
@@ -347,7 +363,7 @@ impl AheadKv {
                 Some(record) => {
                     // The gap of a missing record would hide all later records from replay.
                     if let Err(error) = self.journal.write(record).await {
-                        *self.failed.borrow_mut() = Some(error.clone());
+                        self.fail(&error);
                         return Err(error);
                     }
                 }

@@ -43,7 +43,17 @@ pub(crate) enum FromLane {
 #[derive(Debug)]
 pub(crate) struct Backend {
     worker: UnboundedSender<FromLane>,
-    collected: Mutex<(usize, Vec<Extent>)>,
+    collected: Mutex<Collected>,
+}
+
+/// Writes that were not handed over yet.
+#[derive(Debug, Default)]
+struct Collected {
+    bytes: usize,
+    extents: Vec<Extent>,
+    /// The error of a write that was handed over. A read of another thread may have been told of it, so every
+    /// later hand-over fails: redb must not take a sync for a success.
+    failed: Option<String>,
 }
 
 impl Backend {
@@ -58,7 +68,7 @@ impl Backend {
         answer.recv().map_err(|_| gone())?.map_err(io::Error::other)
     }
 
-    fn collected(&self) -> MutexGuard<'_, (usize, Vec<Extent>)> {
+    fn collected(&self) -> MutexGuard<'_, Collected> {
         self.collected.lock().expect("no holder of this lock can panic")
     }
 
@@ -66,12 +76,17 @@ impl Backend {
     /// any thread sees the writes.
     fn hand_over(&self) -> io::Result<()> {
         let mut collected = self.collected();
-        let (_, extents) = std::mem::take(&mut *collected);
+        if let Some(error) = &collected.failed {
+            return Err(io::Error::other(error.clone()));
+        }
+        collected.bytes = 0;
+        let extents = std::mem::take(&mut collected.extents);
         if extents.is_empty() {
             return Ok(());
         }
-        let extents = by_offset(extents);
-        self.ask(Ask::Write(extents)).map(|_| ())
+        assert!(extents.iter().all(|(_, bytes)| !bytes.is_empty()), "redb writes no empty page");
+        let written = self.ask(Ask::Write(by_offset(extents))).map(|_| ());
+        written.inspect_err(|error| collected.failed = Some(error.to_string()))
     }
 }
 
@@ -124,14 +139,49 @@ impl redb::StorageBackend for Backend {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let full = {
             let mut collected = self.collected();
-            collected.0 += data.len();
-            collected.1.push((offset, data.to_vec()));
-            collected.0 >= COLLECT_BYTES
+            collected.bytes += data.len();
+            collected.extents.push((offset, data.to_vec()));
+            collected.bytes >= COLLECT_BYTES
         };
         if full { self.hand_over() } else { Ok(()) }
     }
 
     fn close(&self) -> io::Result<()> {
         self.hand_over()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+    use redb::StorageBackend;
+    use std::sync::Arc;
+
+    /// Regression: a write that failed under the read of another thread was forgotten, and the sync of the
+    /// writer succeeded.
+    #[test]
+    fn a_sync_remembers_the_write_that_failed_under_a_read() {
+        let (worker, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let backend = Arc::new(Backend::new(worker));
+        let serve = move || {
+            while let Some(request) = requests.blocking_recv() {
+                let FromLane::Ask(ask, answer) = request else { continue };
+                let _ = answer.send(match ask {
+                    Ask::Write(_) => Err("the volume is full".into()),
+                    Ask::Read(_, len) => Ok(Answer::Bytes(vec![0; len])),
+                    _ => Ok(Answer::Done),
+                });
+            }
+        };
+        let served = std::thread::Builder::new().spawn(serve).unwrap();
+        backend.write(4096, &[1; 4096]).unwrap();
+        assert!(backend.read(0, &mut [0; 4096]).is_err(), "the reader learns of it");
+        let synced = [backend.sync_data(), backend.set_len(1 << 20), backend.close()];
+        drop(backend);
+        served.join().unwrap();
+        for result in synced {
+            assert_eq!(result.unwrap_err().to_string(), "the volume is full");
+        }
     }
 }

@@ -24,9 +24,9 @@ use crate::volume::VolumeFile;
 use crate::{KvError, WriteSet};
 use penstock_array::ArrayError;
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, BufMut, Dec, DecodeError, Enc, Id128, crc32c};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, Id128, crc32c};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 const MAGIC: &[u8; 8] = b"PENKVJNL";
@@ -70,14 +70,69 @@ impl Record {
         enc.finish()
     }
 
-    fn blocks(&self) -> u64 {
-        let lengths = 8 * self.changes.changes.len() as u64;
-        (HEAD_BYTES as u64 + lengths + self.changes.bytes()).div_ceil(BLOCK_BYTES as u64)
-    }
-
     /// Reads the record at the start of `bytes`, which may be longer.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         Framed::read(bytes)?.decode()
+    }
+}
+
+/// Number of blocks that a record of this many bytes takes in the ring.
+fn blocks_of(bytes: usize) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES) as u64
+}
+
+/// The ring as an opening reads it.
+struct Ring {
+    bytes: Vec<u8>,
+    /// Blocks that cannot be read, with the error of the first one. They are zeros in `bytes`.
+    unreadable: BTreeSet<u64>,
+    why: String,
+}
+
+impl Ring {
+    /// A ring of which each block was read, or could not be. Only blocks in which a record may lie that was
+    /// acknowledged matter.
+    fn new(blocks: Vec<Result<Buf, ArrayError>>) -> Self {
+        let mut ring = Self { bytes: Vec::new(), unreadable: BTreeSet::new(), why: String::new() };
+        for (number, block) in (0..).zip(blocks) {
+            match block {
+                Ok(block) => ring.bytes.extend_from_slice(&block),
+                Err(error) => {
+                    if ring.unreadable.is_empty() {
+                        ring.why = error.to_string();
+                    }
+                    ring.unreadable.insert(number);
+                    ring.bytes.resize(ring.bytes.len() + BLOCK_BYTES, 0);
+                }
+            }
+        }
+        assert!(ring.bytes.len().is_multiple_of(BLOCK_BYTES), "the ring is whole blocks");
+        assert_eq!(ring.why.is_empty(), ring.unreadable.is_empty(), "an unreadable block has a reason");
+        ring
+    }
+
+    /// The record with this number at a block; none if there is another one, or none. Fails if it may be
+    /// there and cannot be read.
+    fn record_at(&self, block: u64, wanted: (Id128, u64)) -> Result<Option<Framed<'_>>, KvError> {
+        let at = usize::try_from(block).ok().and_then(|block| block.checked_mul(BLOCK_BYTES));
+        let Some(bytes) = at.and_then(|at| self.bytes.get(at..)) else { return Ok(None) };
+        if self.unreadable.contains(&block) {
+            return Err(KvError::Engine(format!("journal: block {block}: {}", self.why)));
+        }
+        match Framed::read(bytes) {
+            Ok(record) => Ok(Some(record).filter(|record| (record.incarnation, record.sequence) == wanted)),
+            // Bytes that are no record end the journal: no flush reported a later record as durable. Unless
+            // a part of the record cannot be read.
+            Err(_) => match Framed::claims(bytes) {
+                Some((incarnation, sequence, blocks))
+                    if (incarnation, sequence) == wanted
+                        && self.unreadable.range(block..block.saturating_add(blocks)).next().is_some() =>
+                {
+                    Err(KvError::Engine(format!("journal: record {sequence}: {}", self.why)))
+                }
+                _ => Ok(None),
+            },
+        }
     }
 }
 
@@ -91,6 +146,18 @@ struct Framed<'a> {
 }
 
 impl<'a> Framed<'a> {
+    /// Incarnation, number and blocks of the record that begins here, as its head says, whose checksum may
+    /// be wrong.
+    fn claims(bytes: &[u8]) -> Option<(Id128, u64, u64)> {
+        let mut dec = Dec::new("journal record", bytes);
+        if dec.raw(8).ok()? != MAGIC {
+            return None;
+        }
+        let (_crc, _format) = (dec.u32().ok()?, dec.u32().ok()?);
+        let (incarnation, sequence) = (dec.id().ok()?, dec.u64().ok()?);
+        Some((incarnation, sequence, blocks_of(HEAD_BYTES.saturating_add(dec.u32().ok()? as usize))))
+    }
+
     /// Reads the record at the start of `bytes`, which may be longer. Fails if there is none.
     fn read(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("journal record", bytes);
@@ -105,6 +172,11 @@ impl<'a> Framed<'a> {
             return Err(dec.bad("checksum"));
         }
         Ok(Self { format, incarnation, sequence, count, body: &whole[HEAD_BYTES..] })
+    }
+
+    /// Number of blocks that the record takes in the ring: the next one begins behind them.
+    fn blocks(&self) -> u64 {
+        blocks_of(HEAD_BYTES + self.body.len())
     }
 
     /// Reads the contents. Fails if they are of a later release.
@@ -184,8 +256,7 @@ impl Journal {
 
     /// The changes of all records after `mark`, in order. Fails if one of them is of a later release.
     pub(crate) async fn replay(file: &VolumeFile, mark: Mark) -> Result<WriteSet, KvError> {
-        let ring = file.read_journal().await.map_err(failed)?;
-        changes_after(&ring, mark).map_err(|error| KvError::Engine(error.to_string()))
+        changes_after(&Ring::new(file.read_journal().await.map_err(failed)?), mark)
     }
 
     /// A mark that makes void all records made until now.
@@ -215,7 +286,8 @@ impl Journal {
     pub(crate) fn place(&self, changes: WriteSet) -> Option<Placed> {
         let sequence = self.sequence.get() + 1;
         let record = Record { incarnation: self.incarnation, sequence, changes };
-        let blocks = record.blocks();
+        let bytes = record.encode();
+        let blocks = blocks_of(bytes.len());
         let block = self.room_for(blocks)?;
         let is_apart = |(_, at, len): &(u64, u64, u64)| block + blocks <= *at || at + len <= block;
         assert!(self.live.borrow().iter().all(is_apart), "a record lies over none that is needed");
@@ -223,7 +295,6 @@ impl Journal {
         self.live.borrow_mut().push_back((sequence, block, blocks));
         self.sequence.set(sequence);
         self.next_block.set(block + blocks);
-        let bytes = record.encode();
         assert!(bytes.len() as u64 <= blocks * BLOCK_BYTES as u64, "a record fits into its blocks");
         Some(Placed { block, bytes })
     }
@@ -252,32 +323,39 @@ fn failed(error: ArrayError) -> KvError {
     KvError::Engine(format!("journal: {error}"))
 }
 
-/// The changes of all records of a ring after `mark`, in order. Fails if one of them cannot be decoded: it
-/// was written as a whole, so it may have been acknowledged, and is of a later release.
-fn changes_after(ring: &[u8], mark: Mark) -> Result<WriteSet, DecodeError> {
+/// The changes of all records of a ring after `mark`, in order. Fails if one of them cannot be read, or not
+/// decoded: it was written as a whole, so it may have been acknowledged, and is of a later release.
+fn changes_after(ring: &Ring, mark: Mark) -> Result<WriteSet, KvError> {
     let mut changes = WriteSet::new();
     let (mut sequence, mut next_block) = (mark.sequence, mark.next_block);
-    let at = |block: u64, sequence: u64| {
-        let bytes = ring.get(usize::try_from(block).ok()?.checked_mul(BLOCK_BYTES)?..)?;
-        // Bytes that are no record, or an older one, end the journal: no flush reported a later record as
-        // durable.
-        let record = Framed::read(bytes).ok()?;
-        (record.incarnation == mark.incarnation && record.sequence == sequence).then_some(record)
-    };
-    while let Some((block, record)) =
-        [next_block, 0].into_iter().find_map(|block| Some((block, at(block, sequence + 1)?)))
-    {
-        let record = record.decode()?;
+    loop {
+        let wanted = (mark.incarnation, sequence + 1);
+        // The record wrapped if it did not fit behind the one before.
+        let (block, framed) = match ring.record_at(0, wanted) {
+            Ok(Some(framed)) => (0, framed),
+            at_start => match ring.record_at(next_block, wanted)? {
+                Some(framed) => (next_block, framed),
+                None => {
+                    at_start?;
+                    return Ok(changes);
+                }
+            },
+        };
+        let record = framed.decode().map_err(|error| KvError::Engine(error.to_string()))?;
         sequence += 1;
-        next_block = block + record.blocks();
+        next_block = block + framed.blocks();
         changes.append(record.changes);
     }
-    Ok(changes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A ring that could be read.
+    fn whole(bytes: &[u8]) -> Ring {
+        Ring::new(bytes.chunks(BLOCK_BYTES).map(|block| Ok(Buf::copy_from(block))).collect())
+    }
 
     fn record() -> Record {
         let mut changes = WriteSet::new();
@@ -304,7 +382,7 @@ mod tests {
         let mut bytes = record().encode();
         let end = bytes.len();
         bytes.resize(BLOCK_BYTES, 0);
-        assert_eq!((end, record().blocks()), (76, 1));
+        assert_eq!(end, 76);
         assert_eq!(Record::decode(&bytes), Ok(record()));
         for bit in 0..end * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -333,7 +411,7 @@ mod tests {
             (vec![of(9, 1), of(7, 2)], Ok(2)),
         ] {
             let ring = records.concat();
-            match (changes_after(&ring, mark), wanted) {
+            match (changes_after(&whole(&ring), mark), wanted) {
                 (Ok(changes), Ok(count)) => assert_eq!(changes.changes().count(), count),
                 (Err(error), Err(())) => assert!(error.to_string().contains("format is 2"), "{error}"),
                 (found, wanted) => panic!("{found:?} is not {wanted:?}"),
@@ -353,7 +431,55 @@ mod tests {
         later.resize(BLOCK_BYTES, 0);
         let Record { incarnation, sequence, .. } = record();
         let mark = Mark { incarnation, sequence: sequence - 1, next_block: 0 };
-        let found = changes_after(&later, mark).map(|changes| changes.changes().count());
+        let found = changes_after(&whole(&later), mark).map(|changes| changes.changes().count());
         assert!(found.is_err(), "{found:?} changes of an acknowledged flush");
+    }
+
+    /// Regression: the blocks of a record were computed from the bytes that its rows count for, which are
+    /// more than it has. A change of that count would have hidden all records but the first.
+    #[test]
+    fn a_record_begins_where_the_one_before_it_ends() {
+        let mut changes = WriteSet::new();
+        // Its bytes end just below a block's end.
+        let value = vec![7; BLOCK_BYTES - HEAD_BYTES - 8 - 3];
+        changes.put(b"key".to_vec(), value);
+        let first = Record { changes, ..record() };
+        let mut ring = first.encode();
+        assert_eq!(ring.len(), BLOCK_BYTES);
+        ring.extend(Record { sequence: first.sequence + 1, ..record() }.encode());
+        ring.resize(3 * BLOCK_BYTES, 0);
+        let mark = Mark { incarnation: first.incarnation, sequence: first.sequence - 1, next_block: 0 };
+        assert_eq!(changes_after(&whole(&ring), mark).unwrap().changes().count(), 3);
+    }
+
+    /// Regression: one block of the ring that could not be read kept the store closed, whatever was in it.
+    #[test]
+    fn only_blocks_of_records_that_count_must_be_readable() {
+        let mut changes = WriteSet::new();
+        changes.put(b"key".to_vec(), vec![7; 5000]);
+        let long = Record { changes, ..record() };
+        let mut ring = long.encode();
+        ring.resize(2 * BLOCK_BYTES, 0);
+        ring.extend(Record { sequence: long.sequence + 1, ..record() }.encode());
+        ring.resize(5 * BLOCK_BYTES, 0);
+        let of = |bad: usize| {
+            let error = || ArrayError::Invalid("it is bad".into());
+            let block = |at: usize| match at == bad {
+                true => Err(error()),
+                false => Ok(Buf::copy_from(&ring[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES])),
+            };
+            Ring::new((0..5).map(block).collect())
+        };
+        let mark = |sequence, next_block| Mark { incarnation: long.incarnation, sequence, next_block };
+        let (first, last) = (mark(long.sequence - 1, 0), mark(long.sequence + 1, 3));
+        // The head of a record, the rest of it, the next record, and the place of the one after it.
+        for bad in 0..4 {
+            let error = changes_after(&of(bad), first).unwrap_err().to_string();
+            assert!(error.contains("it is bad"), "block {bad}: {error}");
+        }
+        assert_eq!(changes_after(&of(4), first).unwrap().changes().count(), 3);
+        for bad in [1, 2, 4] {
+            assert_eq!(changes_after(&of(bad), last).unwrap().changes().count(), 0, "block {bad}");
+        }
     }
 }

@@ -123,6 +123,7 @@ impl Lanes {
             lane.jobs.send((job, reply)).map_err(|_| KvError::Closed)?;
             return result.await.map_err(|_| KvError::Closed)?;
         }
+        self.pause().await;
         let mut guard = self.baton.lock().await;
         let requests = guard.as_mut().ok_or(KvError::Closed)?;
         lane.jobs.send((job, reply)).map_err(|_| KvError::Closed)?;
@@ -142,8 +143,8 @@ impl Lanes {
 }
 
 impl Lanes {
-    /// Lets the rest of the world run between two requests of a thread, as on a real machine: the log may
-    /// have appended one of two writes.
+    /// Lets the rest of the world run before a job and between two requests of a thread, as on a real
+    /// machine: the log may have appended one of two writes.
     async fn pause(&self) {
         const ONE_IN: u64 = 2;
         const MOST_US: u64 = 500;

@@ -10,7 +10,7 @@
 use crate::header::VolumeHeader;
 use penstock_array::{ArrayError, Volume};
 use penstock_base::num::to_usize;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, ErrorKind, crc32c_blocks};
 use penstock_drive::{Class, Io};
 use std::cell::Cell;
 
@@ -61,10 +61,15 @@ impl VolumeFile {
 
     /// False if the power was cut while redb made the file. It sets the length first and writes the magic
     /// number last, before anything in the file counts. Nothing was acknowledged then, and the file is made
-    /// again.
+    /// again. A file that ever had another length, or whose journal was ever used, was finished: redb refuses
+    /// it if its magic number is gone.
     async fn is_begun(&self) -> Result<bool, ArrayError> {
+        if self.len.get() != self.longest.get() {
+            return Ok(true);
+        }
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         let magic = self.read(0, MAGIC_BYTES).await?;
-        Ok(magic.iter().any(|byte| *byte != 0))
+        Ok(!is_zero(&magic) || !is_zero(&self.volume.read(1, 1, IO).await?.gather()))
     }
 
     /// Number of blocks of the journal's ring.
@@ -72,9 +77,27 @@ impl VolumeFile {
         self.journal_blocks
     }
 
-    /// Reads the whole ring.
-    pub(crate) async fn read_journal(&self) -> Result<Buf, ArrayError> {
-        Ok(self.volume.read(1, self.journal_blocks, IO).await?.gather())
+    /// Reads the blocks of the ring. One that is damaged beyond repair keeps no other one from being read.
+    pub(crate) async fn read_journal(&self) -> Result<Vec<Result<Buf, ArrayError>>, ArrayError> {
+        match self.volume.read(1, self.journal_blocks, IO).await {
+            Ok(blocks) => {
+                let ring = blocks.gather();
+                let blocks = (0..ring.len()).step_by(BLOCK_BYTES);
+                Ok(blocks.map(|at| Ok(ring.slice(at..at + BLOCK_BYTES))).collect())
+            }
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                let mut blocks = Vec::new();
+                for number in 0..self.journal_blocks {
+                    match self.volume.read(1 + number, 1, IO).await {
+                        Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+                        block => blocks.push(block.map(|block| block.gather())),
+                    }
+                }
+                assert_eq!(blocks.len() as u64, self.journal_blocks, "every block was tried");
+                Ok(blocks)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes full blocks of the ring, from `block` on.

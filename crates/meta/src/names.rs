@@ -18,7 +18,9 @@ pub(crate) use dirs::{SAME_HASH, check_name, entry_row, first_cookie};
 use crate::FileKind;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode};
-use crate::rows::{Entry, FsRow, bare_value, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key};
+use crate::rows::{
+    Entry, FsRow, RemovedFile, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key,
+};
 use crate::{LAST_INO, ROOT};
 use cache::InodeCache;
 use entries::EntryCache;
@@ -314,6 +316,14 @@ impl Turn<'_> {
         self.transact(async { Ok(commit_apart(&*self.kv, rows).await?) }).await
     }
 
+    /// Records that a part of a removed file is about to go, before its attributes do.
+    pub(crate) async fn note_partly_gone(&self, ino: Ino) -> Result<(), MetaError> {
+        let mut writes = partly_gone(ino);
+        writes.reclaims();
+        let _open = self.gate.change().await;
+        self.transact(async { Ok(self.kv.commit(writes).await?) }).await
+    }
+
     /// Deletes an inode in a transaction that `commit` applies together with the removal of its chunks. The
     /// inode has no name, and its other rows are gone.
     pub(crate) async fn delete_inode(
@@ -397,8 +407,16 @@ impl Turn<'_> {
     /// Puts an inode without a name into the queue of removed files.
     pub(crate) fn queue_removed(&self, inode: &Inode, writes: &mut WriteSet) {
         assert!(inode.nlink == 0, "an inode that is removed has no name");
-        writes.put(removed_key(inode.ino), bare_value());
+        let row = RemovedFile { ino: inode.ino, is_partly_gone: false };
+        writes.put(removed_key(row.ino), row.encode());
     }
+}
+
+/// The change that says of a removed file that a part of it is gone.
+pub(crate) fn partly_gone(ino: Ino) -> WriteSet {
+    let mut writes = WriteSet::new();
+    writes.put(removed_key(ino), RemovedFile { ino, is_partly_gone: true }.encode());
+    writes
 }
 
 /// A transaction that runs. The count becomes even again if it is abandoned.

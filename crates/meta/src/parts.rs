@@ -118,6 +118,11 @@ impl Parts {
         begun.then(|| Deletion { parts: self, ino })
     }
 
+    /// A part of an inode was gone before this start: nobody may use it before the rest is gone too.
+    pub(crate) fn restore_deletion(&self, ino: Ino) {
+        self.uses.borrow_mut().restore_deletion(ino);
+    }
+
     /// An inode is gone, or stays although its deletion had begun.
     pub(crate) fn end_deletion(&self, ino: Ino) {
         if self.uses.borrow_mut().end_deletion(ino) {

@@ -7,11 +7,12 @@
 
 use crate::STEP_CHUNKS;
 use crate::error::MetaError;
+use crate::names::partly_gone;
 use crate::parts::Parts;
-use crate::rows::{all_removed, removed_ino, xattr_range};
+use crate::rows::{RemovedFile, all_removed, decode_removed, xattr_range};
 use penstock_base::{ErrorKind, FileId, Ino};
 use penstock_chunk::{Behind, Known, Owner, REMOVED};
-use penstock_kv::{WriteSet, for_each_key};
+use penstock_kv::{WriteSet, for_each, for_each_key};
 use penstock_wire::Failure;
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,8 +24,12 @@ const RETRY_DAMAGED: Duration = Duration::from_secs(600);
 
 /// Queues the files that the last start left.
 pub(crate) async fn queue_removed(parts: &Parts) -> Result<(), MetaError> {
-    for_each_key(parts.names.kv(), all_removed(), |key| {
-        if let Some(ino) = removed_ino(key) {
+    for_each(parts.names.kv(), all_removed(), |key, value| {
+        // A check reports a row that cannot be read.
+        if let Ok(RemovedFile { ino, is_partly_gone }) = decode_removed(key, value) {
+            if is_partly_gone {
+                parts.restore_deletion(ino);
+            }
             parts.removed.borrow_mut().push(Duration::ZERO, ino);
         }
         Ok(())
@@ -92,7 +97,7 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     let file = FileId::main(ino);
     // Steps follow from the chunks that exist: the size does not give their number.
     for stop in parts.chunks.truncate_steps(file, 0, STEP_CHUNKS).await? {
-        let mut writes = WriteSet::new();
+        let mut writes = partly_gone(ino);
         writes.reclaims();
         parts.chunks.truncate(file, stop..u64::MAX, Behind::Dropped, known, writes).await?;
         deletion.part_is_gone();
@@ -113,6 +118,7 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
         .await?;
         if !attributes.is_empty() {
             deletion.part_is_gone();
+            turn.note_partly_gone(ino).await?;
             turn.delete_apart(attributes).await?;
         }
     }

@@ -11,7 +11,7 @@ pub mod reserved;
 
 use crate::NAME_MAX;
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{ArrayId, Birth, Branch, Dec, DecodeError, Enc, Features, Id128, Ino, PoolId};
+use penstock_base::{ArrayId, Birth, Dec, DecodeError, Enc, Features, Id128, Ino, PoolId};
 use penstock_kv::Range;
 
 const STORE: u8 = 0x00;
@@ -163,21 +163,36 @@ pub(crate) fn decode_xattr_key(key: &[u8]) -> Result<Ino, DecodeError> {
     }
 }
 
-/// Returns the inode from a row of the queue of removed files, if key and value are valid.
-pub(crate) fn decode_removed(key: &[u8], value: &[u8]) -> Result<Ino, DecodeError> {
-    let mut dec = Dec::new("removed file", value);
-    let format = dec.u8()?;
-    dec.check_format(format, FORMAT)?;
-    dec.end()?;
-    match key.len() {
-        17 => owner_of(key, 2, false),
-        _ => Err(dec.bad("a key of another length")),
+/// A row of the queue of removed files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemovedFile {
+    /// The inode.
+    pub ino: Ino,
+    /// Some of its blocks or attributes are gone: nobody may use the rest.
+    pub is_partly_gone: bool,
+}
+
+impl RemovedFile {
+    /// The value of the row.
+    pub fn encode(&self) -> Vec<u8> {
+        vec![FORMAT, self.is_partly_gone.into()]
     }
 }
 
-/// Value of rows whose key contains everything: only the format number.
-pub fn bare_value() -> Vec<u8> {
-    vec![FORMAT]
+/// Returns a row of the queue of removed files, if key and value are valid.
+pub fn decode_removed(key: &[u8], value: &[u8]) -> Result<RemovedFile, DecodeError> {
+    let mut dec = Dec::new("removed file", value);
+    let format = dec.u8()?;
+    dec.check_format(format, FORMAT)?;
+    let is_partly_gone = match dec.u8()? {
+        0 => false,
+        1 => true,
+        other => return Err(dec.unknown("state", other.into())),
+    };
+    dec.end()?;
+    let [branch, ino] = row_words("removed file", REMOVED, key)?;
+    dec.check_known("branch", branch, 0)?;
+    Ok(RemovedFile { ino: Ino(ino), is_partly_gone })
 }
 
 /// Key of an inode's row in the queue of removed files.
@@ -188,12 +203,6 @@ pub fn removed_key(ino: Ino) -> Vec<u8> {
 /// Range of the queue of removed files.
 pub fn all_removed() -> Range {
     (vec![REMOVED], vec![REMOVED + 1])
-}
-
-/// Returns the inode from a key of the queue of removed files; none if the key is invalid.
-pub fn removed_ino(key: &[u8]) -> Option<Ino> {
-    let [branch, ino] = row_words("removed file", REMOVED, key).ok()?;
-    (Branch(branch) == Branch::MAIN).then_some(Ino(ino))
 }
 
 const STORE_FORMAT: u8 = 1;

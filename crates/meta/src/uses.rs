@@ -98,6 +98,12 @@ impl Uses {
         assert!(matches!(state, Some(State::Going { .. })), "inode {ino} was being deleted, not {state:?}");
     }
 
+    /// A start finds the row of a removed file that says that a part of it is gone. If the inode is in use
+    /// all the same, the row is damaged.
+    pub(crate) fn restore_deletion(&mut self, ino: Ino) {
+        self.0.entry(ino).or_insert(State::Going { is_partly_gone: true });
+    }
+
     /// An attempt at a deletion failed. If a part is gone, nobody may use the rest.
     pub(crate) fn end_attempt(&mut self, ino: Ino) {
         if matches!(self.0.get(&ino), Some(State::Going { is_partly_gone: false })) {

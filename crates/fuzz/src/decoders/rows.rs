@@ -1,7 +1,7 @@
 //! Decoders of the key-value volume, and of the rows and keys of the target and of the name space.
 
 use super::{number, seal_crc};
-use crate::check::{Decoder, Form, SAME, Verdict, agrees, unsealed};
+use crate::check::{Decoder, SAME, Verdict, agrees, unsealed};
 use penstock_base::{ArrayId, Birth, Branch, Dec, DecodeError, Features, FileId, Id128, Ino, PoolId};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::rows::{ForeignKey, Forward};
@@ -428,7 +428,7 @@ fn name_keys(bytes: &[u8]) -> Result<Verdict, String> {
     // Any bytes except zeros may be the name of an attribute.
     let name: Vec<u8> = bytes.iter().copied().filter(|byte| *byte != 0).collect();
     let _ = meta::xattr_name(bytes);
-    let removed = |bytes: &[u8]| meta::removed_ino(bytes).ok_or(());
+    let removed = |bytes: &[u8]| meta::decode_removed(bytes, &[1, 0]).map(|removed| removed.ino);
     let ino = match meta::decode_entry_key(bytes) {
         Ok((dir, cookie)) => {
             agrees(bytes, &SAME, meta::decode_entry_key, |(dir, cookie)| meta::entry_key(*dir, *cookie))?;
@@ -438,9 +438,9 @@ fn name_keys(bytes: &[u8]) -> Result<Verdict, String> {
             }
             dir
         }
-        Err(_) => match agrees(bytes, &Form::Bytes(&[1..9]), removed, |ino| meta::removed_key(*ino))? {
+        Err(_) => match agrees(bytes, &SAME, removed, |ino| meta::removed_key(*ino))? {
             Verdict::Refused => return Ok(Verdict::Refused),
-            Verdict::Accepted => meta::removed_ino(bytes).unwrap_or_default(),
+            Verdict::Accepted => removed(bytes).unwrap_or_default(),
         },
     };
     let (from, until) = meta::xattr_range(ino);

@@ -4,6 +4,7 @@
 mod site;
 
 use penstock_base::crc32c_blocks;
+use penstock_base::env::timeout;
 use penstock_drive::{Class, Io};
 use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, WriteSet};
 use penstock_sim::{CutPlan, World};
@@ -11,6 +12,7 @@ use site::Site;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -572,4 +574,78 @@ fn a_store_whose_making_was_cut_behind_its_header_opens() {
     });
     opened.unwrap();
     world.destroy();
+}
+
+/// Regression: a commit waited for memory for ever after a flush had failed.
+#[test]
+fn a_commit_that_waits_learns_of_a_flush_that_failed() {
+    let (site, world) = (Site::of(96 << 20), World::new(5));
+    let run = world.run(async {
+        let volume = site.open(&world, &[]).await;
+        let engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton).await.unwrap();
+        let kv = AheadKv::open(&world.env(), engine).await.unwrap();
+        // Transactions of as many rows as a step of a removal has.
+        for part in 0..3u64 {
+            let mut writes = WriteSet::new();
+            (0..240)
+                .for_each(|row| _ = writes.put((part * 1000 + row).to_be_bytes().to_vec(), vec![1; 2000]));
+            kv.commit(writes).await.unwrap();
+            if part == 1 {
+                world.env().sleep(Duration::from_secs(2)).await;
+            }
+        }
+        let mut writes = WriteSet::new();
+        writes.put(b"next".to_vec(), vec![1; 10]);
+        let mut waits = std::pin::pin!(kv.commit(writes));
+        assert!(futures_util::poll!(waits.as_mut()).is_pending());
+        // A flush is the first that notices.
+        volume.array().stop();
+        assert!(kv.flush().await.is_err());
+        timeout(&world.env(), Duration::from_secs(60), waits).await
+    });
+    let ended = run.unwrap();
+    world.destroy();
+    assert!(ended.expect("it ends").is_err());
+}
+
+/// Regression: one block of the journal that could not be read kept the store closed, although its record had
+/// been void for long.
+#[test]
+fn a_bad_block_of_a_void_record_keeps_no_store_closed() {
+    const MARK: &[u8] = b"a record to be damaged";
+    let site = Site::of(96 << 20);
+    let mut lives = 1;
+    let mut live = |rows_before: usize, rows_after: u64| {
+        let world = World::new(lives);
+        lives += 1;
+        let run = world.run(async {
+            let volume = site.open(&world, &[]).await;
+            let engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton).await.unwrap();
+            let kv = AheadKv::open(&world.env(), engine).await.unwrap();
+            assert_eq!(rows(&kv).await.len(), rows_before);
+            for number in rows_before as u64..rows_after {
+                let mut writes = WriteSet::new();
+                let value = [if number == 20 { MARK } else { b"another" }, &[7; 300]].concat();
+                writes.put(number.to_be_bytes().to_vec(), value);
+                kv.commit(writes).await.unwrap();
+                kv.flush().await.unwrap();
+            }
+            world.env().sleep(Duration::from_secs(5)).await;
+            kv.flush().await.unwrap();
+            kv.stop();
+            volume.array().close().await.unwrap();
+        });
+        run.unwrap();
+        world.destroy();
+    };
+    live(0, 40);
+    // The records are of an earlier incarnation after this.
+    live(40, 40);
+    assert!(
+        site.damage(
+            |block| block.starts_with(b"PENKVJNL") && block.windows(MARK.len()).any(|part| part == MARK)
+        ) >= 3
+    );
+    live(40, 41);
+    live(41, 41);
 }

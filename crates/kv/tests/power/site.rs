@@ -25,6 +25,22 @@ fn slice_of(handle: &Rc<DriveHandle>, bytes: u64) -> Slice {
 }
 
 impl Site {
+    /// Changes a bit of every copy of these blocks on the drives. Returns the number of copies.
+    pub fn damage(&self, which: impl Fn(&[u8]) -> bool) -> usize {
+        let mut damaged = 0;
+        for disk in &self.disks {
+            for block in disk.used_blocks() {
+                let mut bytes = disk.peek(block).to_vec();
+                if which(&bytes) {
+                    bytes[100] ^= 1;
+                    disk.corrupt(block, &bytes);
+                    damaged += 1;
+                }
+            }
+        }
+        damaged
+    }
+
     pub fn new() -> Self {
         Self::of(DISK_BYTES)
     }

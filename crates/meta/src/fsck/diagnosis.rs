@@ -241,7 +241,7 @@ impl Diagnosis {
         self.enter(Stage::Inodes);
         self.removed += 1;
         match decode_removed(key, value) {
-            Ok(ino) => self.trace(ino).queued = true,
+            Ok(removed) => self.trace(removed.ino).queued = true,
             Err(error) => drop(self.unreadable(Kind::BadQueueRow, key, &error, Fix::Drop(key.to_vec()))),
         }
     }

@@ -24,7 +24,6 @@ fn keys_are_as_in_the_first_release() {
     }
     assert_eq!(decode_entry_key(&entry_key(ino, 0x0102_0304)), Ok((ino, 0x0102_0304)));
     assert_eq!(xattr_name(&xattr_key(ino, b"user.a")), b"user.a");
-    assert_eq!(removed_ino(&removed_key(ino)), Some(ino));
 }
 
 #[test]
@@ -62,7 +61,11 @@ fn rows_are_as_in_the_first_release() {
     assert_eq!(hex(&entry.encode()), "0200 0700000000010000 00800000 04000000 6e616d65".replace(' ', ""));
     assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
 
-    assert_eq!(bare_value(), [1]);
+    for (is_partly_gone, bytes) in [(false, [1, 0]), (true, [1, 1])] {
+        let removed = RemovedFile { ino: Ino((1 << 40) | 7), is_partly_gone };
+        assert_eq!(removed.encode(), bytes);
+        assert_eq!(decode_removed(&removed_key(removed.ino), &bytes), Ok(removed));
+    }
 }
 
 #[test]
@@ -211,12 +214,10 @@ fn keys_of_branches_and_births_that_do_not_exist_yet_are_refused_by_name() {
         key[at] = 1;
         assert!(decode_entry_key(&key).unwrap_err().to_string().contains(field));
     }
-    assert_eq!(removed_ino(&[0x14; 17]), None);
     let mut key = removed_key(Ino(7));
     key[8] = 1;
-    assert_eq!(removed_ino(&key), None);
-    assert!(decode_removed(&key, &bare_value()).unwrap_err().to_string().contains("branch"));
+    assert!(decode_removed(&key, &[1, 0]).unwrap_err().to_string().contains("branch"));
     // A later format is not damage.
-    let later = decode_removed(&removed_key(Ino(7)), &[FORMAT + 1]).unwrap_err();
+    let later = decode_removed(&removed_key(Ino(7)), &[FORMAT + 1, 0]).unwrap_err();
     assert!(matches!(later, DecodeError::Unknown { .. }), "{later}");
 }

@@ -3,7 +3,7 @@
 use super::bed::{Bed, errno, run};
 use crate::fsck::diagnosis::{Field, Fix};
 use crate::rows::{
-    Entry, FsRow, Home, bare_value, encode_xattr, entry_key, fs_key, inode_key, removed_key, store_key,
+    Entry, FsRow, Home, RemovedFile, encode_xattr, entry_key, fs_key, inode_key, removed_key, store_key,
     xattr_key,
 };
 use crate::{Data, Inode, LAST_INO, MetaError, MetaTarget, ROOT, XATTR_MAX, ops};
@@ -14,6 +14,11 @@ use penstock_wire::metadata::{ReadDirReply, ReadDirRequest, SetAttrRequest};
 use prost::Message;
 use rustix::io::Errno;
 use std::rc::Rc;
+
+/// The value of the row of a removed file.
+fn queued(ino: Ino) -> Vec<u8> {
+    RemovedFile { ino, is_partly_gone: false }.encode()
+}
 
 /// The inodes and rows that a case may damage: the tree `d/ d/e/ d/f g l`.
 struct Rows {
@@ -184,13 +189,13 @@ fn inodes_without_rows_or_names_are_found() {
         "a named file is queued",
         &[Kind::NamedAndQueued],
         |rows| Some(Fix::Drop(removed_key(rows.g))),
-        async |_, rows| vec![(removed_key(rows.g), Some(bare_value()))],
+        async |_, rows| vec![(removed_key(rows.g), Some(queued(rows.g)))],
     );
     check(
         "a missing file is queued",
         &[Kind::QueuedWithoutInode],
         |rows| Some(Fix::Drop(removed_key(Ino(rows.g.0 + 9)))),
-        async |_, rows| vec![(removed_key(Ino(rows.g.0 + 9)), Some(bare_value()))],
+        async |_, rows| vec![(removed_key(Ino(rows.g.0 + 9)), Some(queued(rows.g)))],
     );
     check(
         "a bad row of the queue",

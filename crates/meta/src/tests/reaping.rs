@@ -4,11 +4,11 @@ use super::bed::{Bed, FILE, errno, run, run_with};
 use super::memory::CHUNK_BLOCKS;
 use crate::rows::inode_key;
 use crate::{ChunkStore, MetaError, ROOT, STEP_CHUNKS, ops};
-use penstock_base::{Ino, Quiet};
+use penstock_base::{Id128, Ino, Quiet};
 use penstock_kv::{Kv, KvError};
 use penstock_session::Request;
 use penstock_session::rows::all_results;
-use penstock_wire::metadata::{MakeRequest, OpenCount, PingRequest, XattrRequest};
+use penstock_wire::metadata::{HelloReply, HelloRequest, MakeRequest, OpenCount, PingRequest, XattrRequest};
 use penstock_wire::{Frame, Header, Kind};
 use prost::Message;
 use rustix::io::Errno;
@@ -393,5 +393,33 @@ fn a_request_of_a_session_that_has_ended_changes_nothing() {
         assert_eq!(errno(made), Some(Errno::STALE));
         let (from, until) = all_results();
         assert_eq!(bed.kv.keys(from, until, 9).await.unwrap(), [[0u8; 0]; 0]);
+    });
+}
+
+/// Regression: a crash between two steps of a removal made the rest of the file look like a whole one to a
+/// client that survived the crash.
+#[test]
+fn nothing_opens_a_file_of_which_half_is_gone_after_a_crash() {
+    run(async |bed| {
+        let ino = file(bed, "f", 2 * STEP_CHUNKS as u64 + 3).await;
+        let before = bed.chunks.blocks(ino).len();
+        // A client of another process, which knows the inode from an earlier lookup.
+        let hello = HelloRequest::of_mount(Id128([9; 16]));
+        let reply = bed.meta.hello(&hello.encode_to_vec(), true).await.unwrap();
+        let remote = HelloReply::decode(&reply[..]).unwrap().session;
+        bed.remove("f").await.unwrap();
+        bed.kv.fail_after(1);
+        bed.world.env().sleep(Duration::from_secs(3)).await;
+        assert!(!is_gone(bed, ino).await && bed.chunks.blocks(ino).len() < before, "a step is done");
+        bed.kv.fail_after(u64::MAX);
+        bed.meta.sync().await.unwrap();
+        bed.crash().await;
+        assert!(bed.meta.clients().owe_opens(), "the file stays until the client has reported");
+        assert_eq!(errno(bed.meta.parts.open(remote, ino)), Some(Errno::STALE));
+        assert!(bed.link(ino, "again").await.is_err());
+        bed.meta.end_session(remote).await.unwrap();
+        bed.meta.wait_reaped().await;
+        assert!(is_gone(bed, ino).await);
+        bed.check("the rest is removed");
     });
 }

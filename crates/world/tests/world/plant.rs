@@ -211,7 +211,7 @@ impl Rows {
                 self.cut(key(0x11, &[0, root.ino.0, cookie, Birth::FIRST.suffix()]), 5).await;
             }
             Kind::BadXattrRow => self.put(key(0x12, &[0, victim.ino.0]), b"value".to_vec()).await,
-            Kind::BadQueueRow => self.put(vec![0x13, 7], vec![1]).await,
+            Kind::BadQueueRow => self.put(vec![0x13, 7], vec![1, 0]).await,
             Kind::BadMapRow => self.cut(map(victim, 0), 9).await,
             Kind::ExtentBeyondChunk => {
                 let extent = self.extents(victim).await[0];
@@ -250,8 +250,8 @@ impl Rows {
                 self.put_entry(inner, cookie, value).await;
             }
             Kind::OrphanInode => self.delete_entry(root, b"victim").await,
-            Kind::NamedAndQueued => self.put(removed(victim), vec![1]).await,
-            Kind::QueuedWithoutInode => self.put(removed(NOWHERE), vec![1]).await,
+            Kind::NamedAndQueued => self.put(removed(victim), vec![1, 0]).await,
+            Kind::QueuedWithoutInode => self.put(removed(NOWHERE), vec![1, 0]).await,
             Kind::WrongInodeData => self.patch(inode(victim), 138..139, &[0]).await,
             Kind::WrongSize => self.patch(inode(victim), 37..45, &(u64::MAX / 2).to_le_bytes()).await,
             Kind::WrongLayout => self.patch(inode(victim), 133..137, &7u32.to_le_bytes()).await,

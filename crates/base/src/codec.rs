@@ -198,6 +198,15 @@ impl<'a> Dec<'a> {
         Ok(self.array::<1>()?[0])
     }
 
+    /// Takes a byte that is 0 (false) or 1 (true); it is called `field` in the error for another one.
+    pub fn boolean(&mut self, field: &'static str) -> Result<bool, DecodeError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(self.unknown(field, other.into())),
+        }
+    }
+
     /// Takes 16 bits.
     pub fn u16(&mut self) -> Result<u16, DecodeError> {
         self.array().map(u16::from_le_bytes)

@@ -38,7 +38,7 @@ pub struct IoContext {
     /// The class of the I/O.
     pub class: Class,
     /// The time by which the result is wanted, on the clock of the worker; none if there is no limit. Queues
-    /// may go by it. No I/O fails because of it: a drive is not failed because somebody is in a hurry.
+    /// may go by it. No I/O fails because of it: a short limit fails no drive.
     pub wanted_by: Option<Duration>,
 }
 

@@ -3,7 +3,7 @@
 use crate::file_state::{FileState, SharedState};
 use crate::session::Session;
 use penstock_base::FileId;
-use penstock_wire::metadata::{Attr, AttrReply, InodeRequest};
+use penstock_wire::metadata::{Attr, AttrReply};
 use penstock_wire::{Failure, Kind};
 
 impl Session {
@@ -12,8 +12,7 @@ impl Session {
         if let Some(state) = self.files().get(file).filter(|state| !state.borrow().is_stale()) {
             return Ok(state);
         }
-        let reply: AttrReply =
-            self.ask(Kind::GetAttr, file.branch, &InodeRequest { ino: file.ino.0 }).await?;
+        let reply: AttrReply = self.ask_about(Kind::GetAttr, file).await?;
         let fetched = FileState::of(&reply.attr.unwrap_or_default());
         self.files().with(file, |known| {
             if known.is_stale() {
@@ -52,18 +51,16 @@ impl Session {
         let mut attr = reply.attr.unwrap_or_default();
         while self.recent().since(mark, attr.file()) {
             mark = self.recent().mark();
-            let again: AttrReply =
-                self.ask(Kind::GetAttr, attr.file().branch, &InodeRequest { ino: attr.ino }).await?;
+            let again: AttrReply = self.ask_about(Kind::GetAttr, attr.file()).await?;
             attr = again.attr.unwrap_or_default();
         }
-        self.files().with(attr.file(), |state| state.overlay(&mut attr));
+        self.files().overlay(&mut attr);
         Ok(attr)
     }
 
     /// Returns the attributes of an inode.
     pub(crate) async fn attributes(&self, file: FileId) -> Result<Attr, Failure> {
         let mark = self.recent().mark();
-        self.newest(mark, self.ask(Kind::GetAttr, file.branch, &InodeRequest { ino: file.ino.0 }).await?)
-            .await
+        self.newest(mark, self.ask_about(Kind::GetAttr, file).await?).await
     }
 }

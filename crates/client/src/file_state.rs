@@ -310,7 +310,7 @@ impl FileState {
 
     /// Replaces size and times that a service sent by those of unsynced writes. Does nothing if the state is
     /// stale.
-    pub(crate) fn overlay(&self, attr: &mut Attr) {
+    fn overlay(&self, attr: &mut Attr) {
         if self.is_stale {
             return;
         }
@@ -343,6 +343,11 @@ impl Files {
     /// Reads or changes the state of a file, if there is one.
     pub(crate) fn with<T>(&self, file: FileId, act: impl FnOnce(&mut FileState) -> T) -> Option<T> {
         self.0.borrow().get(&file).map(|state| act(&mut state.borrow_mut()))
+    }
+
+    /// Replaces size and times that a service sent by those of unsynced writes, if there are some.
+    pub(crate) fn overlay(&self, attr: &mut Attr) {
+        self.with(attr.file(), |state| state.overlay(attr));
     }
 
     /// Reads or changes all states.

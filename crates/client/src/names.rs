@@ -4,9 +4,8 @@ use crate::client::Client;
 use crate::restarts::lost;
 use penstock_base::{Branch, ErrorKind, FileId, Ino};
 use penstock_wire::metadata::{
-    Attr, AttrReply, BytesReply, EmptyReply, FoundNames, InodeRequest, LinkRequest, MakeRequest, NameRequest,
-    NamesReply, ReadDirReply, ReadDirRequest, RenameReply, RenameRequest, SetAttrRequest, StatFsReply,
-    XattrRequest,
+    Attr, AttrReply, BytesReply, EmptyReply, FoundNames, LinkRequest, MakeRequest, NameRequest, NamesReply,
+    ReadDirReply, ReadDirRequest, RenameReply, RenameRequest, SetAttrRequest, StatFsReply, XattrRequest,
 };
 use penstock_wire::{Failure, Kind};
 
@@ -68,7 +67,7 @@ impl Client {
         // losses.
         let reply: AttrReply = self.session.change(Kind::Unlink, dir.branch, &request).await?;
         let mut attr = reply.attr.ok_or_else(|| Failure::new(ErrorKind::Internal, "reply: no attributes"))?;
-        self.session.files().with(attr.file(), |state| state.overlay(&mut attr));
+        self.session.files().overlay(&mut attr);
         Ok(attr)
     }
 
@@ -108,7 +107,7 @@ impl Client {
                 done => {
                     let mut replaced = done?.replaced;
                     if let Some(attr) = &mut replaced {
-                        self.session.files().with(attr.file(), |state| state.overlay(attr));
+                        self.session.files().overlay(attr);
                     }
                     return Ok(replaced);
                 }
@@ -128,18 +127,14 @@ impl Client {
             }
         }
         for attr in reply.entries.iter_mut().filter_map(|entry| entry.attr.as_mut()) {
-            self.session.files().with(attr.file(), |state| state.overlay(attr));
+            self.session.files().overlay(attr);
         }
         Ok(reply)
     }
 
     /// Returns the target of a symbolic link.
     pub async fn read_link(&self, file: FileId) -> Result<Vec<u8>, Failure> {
-        Ok(self
-            .session
-            .ask::<BytesReply>(Kind::ReadLink, file.branch, &InodeRequest { ino: file.ino.0 })
-            .await?
-            .bytes)
+        Ok(self.session.ask_about::<BytesReply>(Kind::ReadLink, file).await?.bytes)
     }
 
     /// Returns the value of an extended attribute.
@@ -150,11 +145,7 @@ impl Client {
 
     /// Returns the names of an inode's extended attributes.
     pub async fn list_xattr(&self, file: FileId) -> Result<Vec<Vec<u8>>, Failure> {
-        Ok(self
-            .session
-            .ask::<NamesReply>(Kind::ListXattr, file.branch, &InodeRequest { ino: file.ino.0 })
-            .await?
-            .names)
+        Ok(self.session.ask_about::<NamesReply>(Kind::ListXattr, file).await?.names)
     }
 
     /// Sets an extended attribute.

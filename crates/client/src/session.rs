@@ -17,7 +17,7 @@ use crate::slots::Slots;
 use penstock_base::env::random_id;
 use penstock_base::{Branch, Buf, Env, ErrorKind, FileId, Histogram, KeyedLocks};
 use penstock_wire::data::decode_reply;
-use penstock_wire::metadata::{HelloReply, HelloRequest, Reply, Time};
+use penstock_wire::metadata::{HelloReply, HelloRequest, InodeRequest, Reply, Time};
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
 use std::cell::Cell;
@@ -220,6 +220,11 @@ impl Session {
     ) -> Result<R, Failure> {
         let (body, _) = self.exchange(kind, branch, 0, body.encode_to_vec(), Vec::new()).await?;
         decode(&body)
+    }
+
+    /// Sends a request about a file that may be repeated without harm.
+    pub(crate) async fn ask_about<R: Reply>(&self, kind: Kind, file: FileId) -> Result<R, Failure> {
+        self.ask(kind, file.branch, &InodeRequest { ino: file.ino.0 }).await
     }
 
     /// Sends a request that makes a change and must be executed once: it has a slot in the session. The

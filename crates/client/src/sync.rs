@@ -6,7 +6,7 @@ use crate::restarts::others_may_have_lost;
 use crate::session::Session;
 use penstock_base::{Branch, FileId};
 use penstock_wire::data::encode_commit;
-use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest};
+use penstock_wire::metadata::{AttrReply, EmptyReply, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -133,7 +133,7 @@ impl Session {
             return Ok(());
         }
         // Before it answers, the service makes the owner of the exclusive lease sync.
-        match self.ask::<AttrReply>(Kind::GetAttr, file.branch, &InodeRequest { ino: file.ino.0 }).await {
+        match self.ask_about::<AttrReply>(Kind::GetAttr, file).await {
             Err(failure) if failure.errno != ESTALE => Err(failure),
             _ => Ok(()),
         }

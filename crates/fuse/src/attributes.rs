@@ -276,8 +276,7 @@ impl Session {
 
     pub(crate) async fn listxattr(&self, request: &Request) -> Result<Answer, Errno> {
         let GetxattrIn { size, .. } = request.argument()?;
-        let file = request.file;
-        let names = self.client.list_xattr(file).await.map_err(|failure| errno(&failure))?;
+        let names = self.client.list_xattr(request.file).await.map_err(|failure| errno(&failure))?;
         let shown = names.into_iter().filter(|name| is_shown(name, request.header.uid));
         sized(size, shown.flat_map(|name| name.into_iter().chain([0])).collect())
     }

@@ -140,9 +140,7 @@ impl Lanes {
             }
         }
     }
-}
 
-impl Lanes {
     /// Lets the rest of the world run before a job and between two requests of a thread, as on a real
     /// machine: the log may have appended one of two writes.
     async fn pause(&self) {

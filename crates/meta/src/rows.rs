@@ -184,11 +184,7 @@ pub fn decode_removed(key: &[u8], value: &[u8]) -> Result<RemovedFile, DecodeErr
     let mut dec = Dec::new("removed file", value);
     let format = dec.u8()?;
     dec.check_format(format, FORMAT)?;
-    let is_partly_gone = match dec.u8()? {
-        0 => false,
-        1 => true,
-        other => return Err(dec.unknown("state", other.into())),
-    };
+    let is_partly_gone = dec.boolean("state")?;
     dec.end()?;
     let [branch, ino] = row_words("removed file", REMOVED, key)?;
     dec.check_known("branch", branch, 0)?;

@@ -92,11 +92,13 @@ impl MetaTarget {
                 check_home(&StoreRow::decode(&store)?, home)?;
                 Ok(FsRow::decode(&fs).map(drop)?)
             }
-            (None, None) if !has_rows(kv).await? && has_data() => {
-                let why = "it is missing, and the data array has data";
-                Err(DecodeError::Bad { what: "row of the store", why }.into())
-            }
-            (None, None) if !has_rows(kv).await? => Ok(()),
+            (None, None) if !has_rows(kv).await? => match has_data() {
+                true => {
+                    let why = "it is missing, and the data array has data";
+                    Err(DecodeError::Bad { what: "row of the store", why }.into())
+                }
+                false => Ok(()),
+            },
             _ => Err(LACKING.into()),
         }
     }

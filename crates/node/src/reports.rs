@@ -61,8 +61,9 @@ impl Node {
 
     /// Reports of all sessions, with what they have and owe.
     pub fn session_details(&self) -> Vec<SessionDetails> {
+        let holdings = self.clients.holdings();
         let details = |session: SessionInfo| {
-            let held = self.clients.holdings(session.id);
+            let held = holdings.get(&session.id).copied().unwrap_or_default();
             SessionDetails {
                 lease_ms: session.lease.map_or(0, millis),
                 session: session_report(session),

@@ -323,16 +323,13 @@ impl Clients {
         self.sessions.borrow().infos(self.env.now())
     }
 
-    /// Returns the holdings and debts of a session.
-    pub fn holdings(&self, session: u64) -> SessionHoldings {
-        let [shared_leases, exclusive_leases, unanswered_calls] = self.leases.borrow().of_session(session);
-        SessionHoldings {
-            shared_leases,
-            exclusive_leases,
-            locks: self.locks.borrow().of_session(session),
-            unanswered_calls,
-            requests: self.sessions.borrow().active(session),
-        }
+    /// Returns the holdings and debts of all sessions.
+    pub fn holdings(&self) -> BTreeMap<u64, SessionHoldings> {
+        let mut all = BTreeMap::new();
+        self.leases.borrow().add_holdings(&mut all);
+        self.locks.borrow().add_holdings(&mut all);
+        self.sessions.borrow().add_holdings(&mut all);
+        all
     }
 
     /// True if there is such a session and its client has been silent for longer than its lease.
@@ -356,7 +353,12 @@ impl Clients {
             limit.is_some_and(|limit| owed.get(&info.id).is_some_and(|owed| *owed > limit))
         };
         let infos = sessions.infos(self.env.now()).into_iter().filter(overdue);
-        infos.map(|info| (oldest[&info.id].call, info)).map(|(call, info)| (info, call)).collect()
+        infos
+            .map(|info| {
+                let Oldest { call, .. } = oldest[&info.id];
+                (info, call)
+            })
+            .collect()
     }
 
     /// True if a session has not answered a call yet.

@@ -29,6 +29,7 @@
 
 mod calls;
 
+use crate::table::SessionHoldings;
 use calls::{Call, Calls};
 use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{FileRef, LeaseCall, WatchReply, WatchRequest};
@@ -437,12 +438,13 @@ impl Leases {
         }
     }
 
-    /// The numbers of shared and of exclusive leases of a session, and of calls that it has not answered.
-    pub(crate) fn of_session(&self, session: u64) -> [u64; 3] {
-        let held = self.held.values().filter_map(|holders| holders.get(&session));
-        let (mut shared, mut exclusive) = (0, 0);
-        held.for_each(|held| *(if held.exclusive { &mut exclusive } else { &mut shared }) += 1);
-        [shared, exclusive, self.calls.count(session)]
+    /// Adds the leases of all sessions, and the calls that they have not answered.
+    pub(crate) fn add_holdings(&self, all: &mut BTreeMap<u64, SessionHoldings>) {
+        for (session, held) in self.held.values().flatten() {
+            let SessionHoldings { shared_leases, exclusive_leases, .. } = all.entry(*session).or_default();
+            *(if held.exclusive { exclusive_leases } else { shared_leases }) += 1;
+        }
+        self.calls.sessions().for_each(|session| all.entry(session).or_default().unanswered_calls += 1);
     }
 
     /// The number of the oldest call to each session that is not answered.

@@ -6,11 +6,12 @@
 //! Locks are in memory. After a restart each client reports its locks again. Until all clients have done so
 //! or have ended, requests for new locks are answered with "ask again".
 
+use crate::table::SessionHoldings;
 use penstock_base::range_locks::{RangeLock, RangeLocks};
 use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{LockChange, LockReply, LockRequest};
 use rustix::io::Errno;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most locks of one file, so that nobody fills memory with them. Below: of one user in one file, so that
 /// nobody keeps others from locking it. The second bound does not apply to root.
@@ -56,9 +57,11 @@ pub(crate) struct Locks {
 type Growth = Vec<(u32, isize)>;
 
 impl Locks {
-    /// The number of locks of a session.
-    pub(crate) fn of_session(&self, session: u64) -> u64 {
-        self.held.iter().filter(|((of, _), _)| *of == session).map(|(_, locks)| *locks as u64).sum()
+    /// Adds the locks of all sessions.
+    pub(crate) fn add_holdings(&self, all: &mut BTreeMap<u64, SessionHoldings>) {
+        for ((session, _), locks) in &self.held {
+            all.entry(*session).or_default().locks += *locks as u64;
+        }
     }
 
     /// Fails with ENOLCK if a change would leave more locks than the bounds allow. Releasing a part of a lock

@@ -280,9 +280,11 @@ impl Sessions {
         }
     }
 
-    /// Number of a session's requests that are being executed.
-    pub(crate) fn active(&self, id: u64) -> u64 {
-        self.live.get(&id).map_or(0, |session| session.active.len() as u64)
+    /// Adds the requests of all sessions that are being executed.
+    pub(crate) fn add_holdings(&self, all: &mut BTreeMap<u64, SessionHoldings>) {
+        for (id, session) in &self.live {
+            all.entry(*id).or_default().requests += session.active.len() as u64;
+        }
     }
 
     /// Time at which the oldest request of a session began that is being executed.

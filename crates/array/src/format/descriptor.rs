@@ -248,11 +248,7 @@ impl Descriptor {
         let life = dec.u64()?;
         dec.check_known("life of a member", life, 0)?;
         let epoch = Epoch(dec.counter_with_room()?);
-        let stale = match dec.u8()? {
-            0 => false,
-            1 => true,
-            other => return Err(dec.unknown("state of a member", other.into())),
-        };
+        let stale = dec.boolean("state of a member")?;
         dec.zeros("padding of a member", 3)?;
         let domain = dec.u32()?;
         dec.check_known("failure domain", domain, 0)?;

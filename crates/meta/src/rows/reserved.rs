@@ -433,15 +433,6 @@ impl Reserved {
     }
 }
 
-/// Takes a byte that is 0 or 1.
-fn take_bool(dec: &mut Dec<'_>, field: &'static str) -> Result<bool, DecodeError> {
-    match dec.u8()? {
-        0 => Ok(false),
-        1 => Ok(true),
-        other => Err(dec.unknown(field, other.into())),
-    }
-}
-
 impl Fileset {
     fn put(&self, enc: &mut Enc) {
         enc.u8(self.state as u8)
@@ -471,7 +462,7 @@ impl Fileset {
         let revision = dec.counter()?;
         let (id, target, epoch) = (dec.id()?, dec.u32()?, dec.counter()?);
         let (created_ns, branch, root) = (dec.i64()?, Branch(dec.u64()?), Ino(dec.u64()?));
-        let is_linked = take_bool(dec, "link")?;
+        let is_linked = dec.boolean("link")?;
         let parent = (dec.u64()?, Branch(dec.u64()?), Ino(dec.u64()?));
         if !is_linked && parent != Default::default() {
             return Err(dec.bad("a parent of a fileset that is not linked"));
@@ -593,7 +584,7 @@ impl Queued {
         let work = match dec.u8()? {
             0 => {
                 let (ino, truncations, from) = (Ino(dec.u64()?), dec.counter()?, dec.counter()?);
-                Work::Truncate { ino, truncations, from, keeps: take_bool(dec, "treatment of blocks")? }
+                Work::Truncate { ino, truncations, from, keeps: dec.boolean("treatment of blocks")? }
             }
             1 => Work::Remove { ino: Ino(dec.u64()?), truncations: dec.counter()? },
             2 => {
@@ -622,7 +613,7 @@ impl Limit {
         };
         let (soft, hard) = (limit()?, limit()?);
         let grace_s = dec.u32()?;
-        let is_passed = take_bool(dec, "state of a limit")?;
+        let is_passed = dec.boolean("state of a limit")?;
         let passed_ns = dec.i64()?;
         if !is_passed && passed_ns != 0 {
             return Err(dec.bad("a time of a limit that is not passed"));

@@ -98,9 +98,9 @@ impl Calls {
         self.about_file(session, Some(file)).rev()
     }
 
-    /// The number of calls to a session.
-    pub(super) fn count(&self, session: u64) -> u64 {
-        self.numbers_of(session, 0).count() as u64
+    /// The session of each call.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = u64> {
+        self.by_session.iter().map(|(session, _)| *session)
     }
 
     /// The lowest number of a call to each session that has one.

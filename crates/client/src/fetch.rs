@@ -2,9 +2,11 @@
 
 use crate::file_state::{FileState, SharedState};
 use crate::session::Session;
-use penstock_base::FileId;
-use penstock_wire::metadata::{Attr, AttrReply};
+use penstock_base::{ErrorKind, FileId};
+use penstock_wire::metadata::{Attr, AttrReply, GetAttrRequest};
 use penstock_wire::{Failure, Kind};
+
+const EIO: u16 = 5;
 
 impl Session {
     /// Returns the state of a file, fetched if it is unknown or stale. The caller owns the file's lease.
@@ -12,7 +14,7 @@ impl Session {
         if let Some(state) = self.files().get(file).filter(|state| !state.borrow().is_stale()) {
             return Ok(state);
         }
-        let reply: AttrReply = self.ask_about(Kind::GetAttr, file).await?;
+        let reply = self.ask_attributes(file).await?;
         let fetched = FileState::of(&reply.attr.unwrap_or_default());
         self.files().with(file, |known| {
             if known.is_stale() {
@@ -29,6 +31,37 @@ impl Session {
             }
         });
         Ok(self.files().get_or_make(file, || fetched))
+    }
+
+    /// Asks the service for attributes, after all other clients have synced the file.
+    pub(crate) async fn ask_attributes(&self, file: FileId) -> Result<AttrReply, Failure> {
+        let ask = async |ticket| {
+            let request = GetAttrRequest { ino: file.ino.0, ticket };
+            self.ask::<AttrReply>(Kind::GetAttr, file.branch, &request).await
+        };
+        loop {
+            let _place = self.place_for_attributes().await;
+            let era = self.era();
+            let mut ticket = self.tickets().begin();
+            let reply = ask(ticket.number()).await?;
+            if !reply.wait {
+                return Ok(reply);
+            }
+            match ticket.ended().await {
+                Some(0) => {
+                    let reply = ask(0).await?;
+                    if self.era() == era {
+                        return Ok(reply);
+                    }
+                }
+                Some(errno) => {
+                    let message = "another client cannot sync its changes of the file".into();
+                    let errno = u16::try_from(errno).unwrap_or(EIO);
+                    return Err(Failure { kind: ErrorKind::Internal, errno, message });
+                }
+                None => {}
+            }
+        }
     }
 
     /// Counts an open of a file with these attributes.
@@ -51,8 +84,7 @@ impl Session {
         let mut attr = reply.attr.unwrap_or_default();
         while self.recent().since(mark, attr.file()) {
             mark = self.recent().mark();
-            let again: AttrReply = self.ask_about(Kind::GetAttr, attr.file()).await?;
-            attr = again.attr.unwrap_or_default();
+            attr = self.ask_attributes(attr.file()).await?.attr.unwrap_or_default();
         }
         self.files().overlay(&mut attr);
         Ok(attr)
@@ -61,6 +93,6 @@ impl Session {
     /// Returns the attributes of an inode.
     pub(crate) async fn attributes(&self, file: FileId) -> Result<Attr, Failure> {
         let mark = self.recent().mark();
-        self.newest(mark, self.ask_about(Kind::GetAttr, file).await?).await
+        self.newest(mark, self.ask_attributes(file).await?).await
     }
 }

@@ -5,12 +5,12 @@
 //! it does not own. No lock is released while locks are being reclaimed: the release could overtake the
 //! reclaim, and the lock would stay forever.
 
+use crate::by_file::{ByFile, Listener};
 use penstock_base::range_locks::{RangeLock, RangeLocks};
 use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{LockChange, LockRequest};
 use std::cell::RefCell;
-use std::rc::{Rc, Weak};
-use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit};
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit};
 
 /// Number of waiting requests that are repeated at a time, so that thousands of waiters leave slots to other
 /// requests.
@@ -19,8 +19,8 @@ const ASKING: usize = 4;
 /// The locks of a client, by file: those of fcntl and those of flock.
 pub(crate) struct Locks {
     held: RefCell<HashMap<FileId, [RangeLocks<u64>; 2]>>,
-    /// Waiters by file, notified when a lock of the file is released.
-    waiting: RefCell<HashMap<FileId, Weak<Notify>>>,
+    /// Those that wait for a release of a lock of a file.
+    waiting: ByFile,
     asking: Semaphore,
     /// Locked shared by each request that changes a lock, and exclusively while all locks are reclaimed.
     changing: RwLock<()>,
@@ -36,21 +36,12 @@ impl Default for Locks {
 impl Locks {
     /// Wakes those that wait for a lock of a file.
     pub(crate) fn note_unlocked(&self, file: FileId) {
-        if let Some(news) = self.waiting.borrow().get(&file).and_then(Weak::upgrade) {
-            news.notify_waiters();
-        }
+        self.waiting.wake(file);
     }
 
-    /// Registers a waiter, which is notified of released locks of a file until it is dropped.
-    pub(crate) fn news_of(&self, file: FileId) -> News<'_> {
-        let mut waiting = self.waiting.borrow_mut();
-        let known = waiting.get(&file).and_then(Weak::upgrade);
-        let told = known.unwrap_or_else(|| {
-            let new = Rc::<Notify>::default();
-            waiting.insert(file, Rc::downgrade(&new));
-            new
-        });
-        News { locks: self, file, told }
+    /// Listens for released locks of a file.
+    pub(crate) fn news_of(&self, file: FileId) -> Listener<'_> {
+        self.waiting.listen(file)
     }
 
     /// Records a lock that was granted or released.
@@ -135,27 +126,5 @@ fn said_again(file: FileId, lock: &RangeLock<u64>, flock: bool) -> LockRequest {
         uid: lock.uid,
         flock,
         ..LockRequest::default()
-    }
-}
-
-/// A waiter for a lock of a file.
-pub(crate) struct News<'a> {
-    locks: &'a Locks,
-    file: FileId,
-    told: Rc<Notify>,
-}
-
-impl News<'_> {
-    /// Completes when a lock of the file is released after this call.
-    pub(crate) fn told(&self) -> tokio::sync::futures::Notified<'_> {
-        self.told.notified()
-    }
-}
-
-impl Drop for News<'_> {
-    fn drop(&mut self) {
-        if Rc::strong_count(&self.told) == 1 {
-            self.locks.waiting.borrow_mut().remove(&self.file);
-        }
     }
 }

@@ -55,9 +55,10 @@ impl Hold {
     ) -> Result<Self, Failure> {
         let (leases, waiting) = (session.leases(), Rc::new(waiting));
         let mut waits = None;
+        let listener = leases.listen(file);
         loop {
             session.in_lease().await?;
-            let changed = leases.change();
+            let changed = listener.changed();
             let is_written = session.files().with(file, |state| state.is_written_by_pages()) == Some(true);
             let right = Right::to_be(purpose != Purpose::Read || is_written);
             let admission = leases.admit(file, right, purpose, &waiting);
@@ -69,9 +70,9 @@ impl Hold {
                 changed.await;
                 continue;
             };
-            // The answer may wait for others, which wait for this client's present lease.
+            // The lease may come after others have got this client's present one.
             let asked = pin!(ask(session, file, asking));
-            let suffices = pin!(leases.until(|leases| leases.suffices(file, purpose, &waiting)));
+            let suffices = pin!(listener.until(|| leases.suffices(file, purpose, &waiting)));
             if let Either::Left((asked, _)) = select(asked, suffices).await {
                 asked?;
             }
@@ -158,15 +159,19 @@ impl Hold {
     }
 }
 
-/// Asks the service for a lease, and takes its grant, unless the era has ended meanwhile: then the service
-/// may have forgotten it, or its number may be that of another grant.
+/// Asks the service for a lease, and waits until it is granted, or the era has ended: then the service may
+/// have forgotten it, or its number may be that of another grant.
 async fn ask(session: &Session, file: FileId, asking: Asking<'_>) -> Result<(), Failure> {
     session.leases().trim(|file| session.files().contains(file));
     let exclusive = asking.right() == Right::Exclusive;
     let request = LeaseRequest { ino: file.ino.0, exclusive, first: 0, last: u64::MAX };
+    let _place = session.place_for_lease().await;
     let era = session.era();
-    let LeaseReply { grant } = session.ask(Kind::Lease, file.branch, &request).await?;
-    if session.era() == era {
+    let LeaseReply { grant, wait } = session.ask(Kind::Lease, file.branch, &request).await?;
+    let is_over = || session.era() != era || session.is_over();
+    if wait {
+        asking.wait(is_over).await;
+    } else if !is_over() {
         asking.granted(grant);
     }
     Ok(())

@@ -109,6 +109,8 @@ pub(crate) struct Lease {
     grant: u64,
     /// Grants up to this one are revoked.
     void: u64,
+    /// Number of grants that have arrived.
+    grants: u64,
     users: u64,
     waiting: Vec<Rc<Waiting>>,
     is_asking: bool,
@@ -232,10 +234,18 @@ impl Lease {
         self.is_asking = false;
     }
 
-    /// Takes a grant of the service, unless it was revoked before it arrived. Grants up to `void` are.
+    /// The number of grants that have arrived, valid or not.
+    pub(crate) fn grants(&self) -> u64 {
+        self.grants
+    }
+
+    /// Takes a grant of the service, unless it was revoked before it arrived, or a newer one has arrived.
+    /// Grants up to `void` are revoked. One that arrives during a revocation is not taken either: it would go
+    /// with that. The service learns it when it wants the lease back.
     pub(crate) fn granted(&mut self, right: Right, grant: u64, void: u64) {
         assert!(right != Right::None, "a grant gives a right");
-        if grant <= self.void.max(void) {
+        self.grants += 1;
+        if grant <= self.void.max(void).max(self.grant) || self.is_revoked() {
             return;
         }
         if self.right == Right::None {

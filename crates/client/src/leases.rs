@@ -26,10 +26,11 @@
 //!   that is being revoked, others may change the size. A write carries the truncate generation that it
 //!   knows, and is repeated if that is out of date.
 
+use crate::by_file::{ByFile, Listener};
 use crate::lease::{Lease, Purpose, Revocation, Right, Waiting};
 use crate::lease_clock::LeaseClock;
 use penstock_base::{BoundedSet, FileId, HashMap};
-use penstock_wire::metadata::ReleasedLease;
+use penstock_wire::metadata::{FileRef, ReleasedLease};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -77,10 +78,21 @@ pub(crate) struct Leases {
     busy: Cell<u64>,
     table: RefCell<HashMap<FileId, Lease>>,
     void: Cell<u64>,
-    changed: Notify,
-    /// The last call of the service that was seen.
+    /// The newest grant of a lease that was released because there were many. Older ones that arrive late
+    /// may be of the same file.
+    trimmed: Cell<u64>,
+    /// Wakes what waits for the lease of a file.
+    changed: ByFile,
+    /// Notified when the last operation without a lease ends.
+    no_use: Notify,
+    /// Number of times that refused requests may be sent again, and their wake-up.
+    agains: Cell<u64>,
+    again: Notify,
+    /// The last number of the service's news that was seen.
     seen: Cell<u64>,
     released: RefCell<Vec<ReleasedLease>>,
+    /// Files whose size nobody here wants to change any more.
+    resigned: RefCell<Vec<FileId>>,
     /// While this is the sole client: the kernel may have pages from a time with others, except of the files
     /// in `kept`.
     is_soiled: Cell<bool>,
@@ -125,16 +137,19 @@ impl LeaseUse {
 
 impl Drop for LeaseUse {
     fn drop(&mut self) {
-        let is_waited_for = match self.file {
+        match self.file {
             None => {
                 let left = self.leases.busy.get().checked_sub(1).expect("every use ends once");
                 self.leases.busy.set(left);
-                left == 0
+                if left == 0 {
+                    self.leases.no_use.notify_waiters();
+                }
             }
-            Some(file) => self.leases.with(file, Lease::end_use).expect(STAYS),
-        };
-        if is_waited_for {
-            self.leases.changed.notify_waiters();
+            Some(file) => {
+                if self.leases.with(file, Lease::end_use).expect(STAYS) {
+                    self.leases.notify(file);
+                }
+            }
         }
     }
 }
@@ -159,7 +174,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         if let Some(file) = self.file {
             self.leases.with(file, |lease| lease.end_store(self.bytes.clone())).expect(STAYS);
-            self.leases.changed.notify_waiters();
+            self.leases.notify(file);
         }
     }
 }
@@ -180,6 +195,8 @@ pub(crate) struct Asking<'a> {
     leases: &'a Leases,
     file: FileId,
     right: Right,
+    /// The number of grants that had arrived before.
+    grants: u64,
 }
 
 impl Asking<'_> {
@@ -190,16 +207,42 @@ impl Asking<'_> {
 
     /// Takes the grant of the service, which must be of the present era.
     pub(crate) fn granted(self, grant: u64) {
-        let void = self.leases.void.get();
-        self.leases.meet_others();
-        self.leases.with(self.file, |lease| lease.granted(self.right, grant, void));
+        self.leases.granted(self.file, self.right, grant);
+    }
+
+    /// Waits until a grant has arrived in the service's news, or is not needed any more: this is the sole
+    /// client, or `is_over` is true, which must wake all that wait ([`Leases::notify_all`]).
+    pub(crate) async fn wait(&self, is_over: impl Fn() -> bool) {
+        let grants = || self.leases.with(self.file, |lease| lease.grants());
+        let is_served = || grants() != Some(self.grants);
+        self.leases.until(self.file, || is_served() || self.leases.is_alone.get() || is_over()).await;
     }
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.leases.with(self.file, Lease::end_asking);
-        self.leases.changed.notify_waiters();
+        self.leases.notify(self.file);
+    }
+}
+
+/// A change of size that is sent to the service. If this is dropped before the service has answered it, the
+/// service must not wait for it to come again.
+pub(crate) struct Wish<'a> {
+    leases: &'a Leases,
+    file: Option<FileId>,
+}
+
+impl Wish<'_> {
+    /// The service has answered.
+    pub(crate) fn answered(mut self) {
+        assert!(self.file.take().is_some(), "it is answered once");
+    }
+}
+
+impl Drop for Wish<'_> {
+    fn drop(&mut self) {
+        self.leases.resigned.borrow_mut().extend(self.file);
     }
 }
 
@@ -295,7 +338,8 @@ impl Leases {
             return Admission::Use(LeaseUse { leases: self.clone(), file: Some(file) });
         }
         if lease.begin_to_ask() {
-            Admission::Ask(Asking { leases: self, file, right })
+            let grants = lease.grants();
+            Admission::Ask(Asking { leases: self, file, right, grants })
         } else {
             Admission::Wait
         }
@@ -312,25 +356,61 @@ impl Leases {
         Waits(self, file, waiting)
     }
 
-    /// Completes when something has changed since this call.
-    pub(crate) fn change(&self) -> tokio::sync::futures::Notified<'_> {
-        self.changed.notified()
+    /// Takes a grant of the service, which must be of the present era.
+    pub(crate) fn granted(&self, file: FileId, right: Right, grant: u64) {
+        assert!(grant > 0, "grants are numbered from 1");
+        self.meet_others();
+        let void = self.void.get().max(self.trimmed.get());
+        self.table.borrow_mut().entry(file).or_default().granted(right, grant, void);
+        self.notify(file);
     }
 
-    /// Wakes everything that waits for a change.
-    pub(crate) fn notify(&self) {
-        self.changed.notify_waiters();
+    /// Listens for changes of a file's lease.
+    pub(crate) fn listen(&self, file: FileId) -> Listener<'_> {
+        self.changed.listen(file)
     }
 
-    /// Waits until `done` is true.
-    pub(crate) async fn until(&self, done: impl Fn(&Self) -> bool) {
+    /// Wakes everything that waits for a change of a file's lease.
+    pub(crate) fn notify(&self, file: FileId) {
+        self.changed.wake(file);
+    }
+
+    /// Wakes everything that waits for the service or for a lease.
+    pub(crate) fn notify_all(&self) {
+        self.changed.wake_all();
+        self.note_again();
+    }
+
+    /// Waits until `done` is true. It is asked again after each change of the file's lease.
+    pub(crate) async fn until(&self, file: FileId, done: impl Fn() -> bool) {
+        self.listen(file).until(done).await;
+    }
+
+    /// Number of times that refused requests may be sent again, for [`Self::again_since`].
+    pub(crate) fn agains(&self) -> u64 {
+        self.agains.get()
+    }
+
+    /// Refused requests may be sent again.
+    pub(crate) fn note_again(&self) {
+        self.agains.set(self.agains.get() + 1);
+        self.again.notify_waiters();
+    }
+
+    /// Waits until a request may be sent again that was sent after this number of times, and refused.
+    pub(crate) async fn again_since(&self, agains: u64) {
         loop {
-            let changed = self.changed.notified();
-            if done(self) {
+            let again = self.again.notified();
+            if self.agains.get() != agains {
                 return;
             }
-            changed.await;
+            again.await;
         }
+    }
+
+    /// A change of a file's size begins, which the service may tell to come again.
+    pub(crate) fn wish(&self, file: FileId) -> Wish<'_> {
+        Wish { leases: self, file: Some(file) }
     }
 
     /// Begins to revoke the lease of a file, if its grant is not later than `grant`.
@@ -349,6 +429,7 @@ impl Leases {
             let is_kept = !lease.is_idle() || is_known(*file);
             if !is_kept && lease.covers(Right::Shared) {
                 let (ino, branch) = (file.ino.0, file.branch.0);
+                self.trimmed.set(self.trimmed.get().max(lease.grant()));
                 released.push(ReleasedLease { ino, branch, grant: lease.grant() });
             }
             is_kept
@@ -362,14 +443,20 @@ impl Leases {
         self.released.take()
     }
 
-    /// The last call of the service that was seen.
+    /// Takes the files whose size nobody wants to change any more.
+    pub(crate) fn take_resigned(&self) -> Vec<FileRef> {
+        let resigned = self.resigned.take();
+        resigned.into_iter().map(|file| FileRef { ino: file.ino.0, branch: file.branch.0 }).collect()
+    }
+
+    /// The last number of the service's news that was seen.
     pub(crate) fn seen(&self) -> u64 {
         self.seen.get()
     }
 
-    /// Records a call of the service.
-    pub(crate) fn saw(&self, call: u64) {
-        self.seen.set(self.seen.get().max(call));
+    /// Records a number of the service's news.
+    pub(crate) fn saw(&self, number: u64) {
+        self.seen.set(self.seen.get().max(number));
     }
 
     /// This is the sole client from now on.
@@ -378,7 +465,7 @@ impl Leases {
             self.times_alone.set(self.times_alone.get() + 1);
             self.was_unleased.set(true);
             self.kept.clear();
-            self.changed.notify_waiters();
+            self.notify_all();
         }
     }
 
@@ -402,12 +489,18 @@ impl Leases {
     pub(crate) fn void_all(&self, grant: u64) {
         self.is_soiled.set(true);
         self.void.set(self.void.get().max(grant));
-        self.changed.notify_waiters();
+        self.notify_all();
     }
 
     /// Waits until no operation runs without a lease.
     pub(crate) async fn no_unleased_use(&self) {
-        self.until(|leases| leases.busy.get() == 0).await;
+        loop {
+            let ended = self.no_use.notified();
+            if self.busy.get() == 0 {
+                return;
+            }
+            ended.await;
+        }
     }
 
     /// True if the kernel may have pages of files without a lease.
@@ -447,6 +540,8 @@ impl Leases {
             lease.drop_right();
             !lease.is_idle()
         });
+        self.resigned.take();
+        self.notify_all();
     }
 
     /// Resets the numbers after a restart of the service, which counts anew. Leases owned now were granted by
@@ -454,13 +549,16 @@ impl Leases {
     pub(crate) fn restarted(&self) {
         self.seen.set(0);
         self.void.set(0);
+        self.trimmed.set(0);
         self.released.borrow_mut().clear();
         if !self.is_alone.get() {
             // The kernel may have pages with what others wrote and the restart has lost.
             self.is_soiled.set(true);
             self.kept.clear();
         }
+        self.resigned.take();
         self.table.borrow_mut().values_mut().for_each(Lease::restarted);
+        self.notify_all();
     }
 }
 

@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod by_file;
 mod client;
 mod direct;
 mod fetch;
@@ -47,6 +48,7 @@ mod session;
 mod slots;
 mod space;
 mod sync;
+mod tickets;
 mod watch;
 mod writer;
 

@@ -67,7 +67,7 @@ impl Client {
         let news = locks.news_of(request.file());
         let mut first = true;
         loop {
-            let told = news.told();
+            let told = news.changed();
             let again = {
                 let turn = locks.turn();
                 let _turn = match first {

@@ -48,8 +48,9 @@ fn with<T>(leases: &Leases, file: FileId, act: impl FnOnce(&mut Lease) -> T) -> 
 /// next start of the service numbers grants anew. Fails if writes under the lease are lost.
 pub(crate) async fn give_up(session: &Session, file: FileId, grant: u64, era: Era) -> Result<(), Failure> {
     let leases = session.leases();
+    let listener = leases.listen(file);
     loop {
-        let changed = leases.change();
+        let changed = listener.changed();
         if session.era() != era {
             return Ok(());
         }
@@ -59,7 +60,7 @@ pub(crate) async fn give_up(session: &Session, file: FileId, grant: u64, era: Er
             Revocation::Begun => break,
         }
     }
-    leases.notify();
+    leases.notify(file);
     drop_kernel_pages(session, file).await;
     let synced = sync_at_last(session, file, era).await;
     match session.era() == era {
@@ -69,7 +70,7 @@ pub(crate) async fn give_up(session: &Session, file: FileId, grant: u64, era: Er
         }
         false => drop(leases.with(file, Lease::keep)),
     }
-    leases.notify();
+    leases.notify(file);
     synced
 }
 
@@ -81,10 +82,10 @@ async fn drop_kernel_pages(session: &Session, file: FileId) {
         cache.drop_pages(file, 0..u64::MAX).await;
     }
     with(leases, file, Lease::close);
-    leases.notify();
+    leases.notify(file);
     loop {
-        leases.until(|leases| with(leases, file, |lease| lease.users()) == 0).await;
-        let stored = leases.until(|leases| with(leases, file, |lease| lease.stores()) == 0);
+        leases.until(file, || with(leases, file, |lease| lease.users()) == 0).await;
+        let stored = leases.until(file, || with(leases, file, |lease| lease.stores()) == 0);
         let_in_while(session, file, &(0..u64::MAX), STORE_LIMIT, stored).await;
         let Some(served) = with(leases, file, Lease::left_to_drop) else { return };
         let Some(cache) = &cache else { continue };
@@ -109,7 +110,7 @@ async fn let_in_while(
     let mut work = pin!(work);
     while timeout(session.env(), limit, &mut work).await.is_none() {
         session.leases().with(file, |lease| lease.let_in(bytes));
-        session.leases().notify();
+        session.leases().notify(file);
     }
 }
 

@@ -13,17 +13,21 @@ use crate::leases::Leases;
 use crate::recent::RecentSyncs;
 use crate::restarts::Restarts;
 use crate::sent::{Covered, SentChanges};
-use crate::slots::Slots;
+use crate::slots::{Slot, Slots};
+use crate::tickets::Tickets;
 use penstock_base::env::random_id;
 use penstock_base::{Branch, Buf, Env, ErrorKind, FileId, Histogram, KeyedLocks};
 use penstock_wire::data::decode_reply;
-use penstock_wire::metadata::{HelloReply, HelloRequest, InodeRequest, Reply, Time};
+use penstock_wire::metadata::{HelloReply, HelloRequest, InodeRequest, Reply, SetAttrRequest, Time};
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, Semaphore, SemaphorePermit};
+
+/// Most requests for leases, and most for attributes, that wait for other clients at the same time.
+const MOST_WAITING: usize = 1 << 14;
 
 /// Latencies of requests, from sending to the reply.
 #[derive(Default)]
@@ -85,6 +89,12 @@ pub(crate) struct Session {
     /// Lets one sync of a file run at a time.
     syncing: KeyedLocks<FileId>,
     sent: SentChanges,
+    tickets: Tickets,
+    /// Places of requests for leases, and below of those for attributes, that wait for other clients: the
+    /// service notes a limited number. The answer to a revocation may need attributes, whose wait ends
+    /// without a lease of this client. So both are counted apart.
+    lease_places: Semaphore,
+    attribute_places: Semaphore,
     /// Locked shared while a file is opened or closed, and exclusively while the open files are reclaimed.
     opening: RwLock<()>,
     is_closed: Cell<bool>,
@@ -115,6 +125,9 @@ impl Session {
             turns: KeyedLocks::default(),
             syncing: KeyedLocks::default(),
             sent: SentChanges::default(),
+            tickets: Tickets::default(),
+            lease_places: Semaphore::new(MOST_WAITING),
+            attribute_places: Semaphore::new(MOST_WAITING),
             opening: RwLock::default(),
             is_closed: Cell::new(false),
             latency: ClientLatency::default(),
@@ -192,6 +205,21 @@ impl Session {
         &self.syncing
     }
 
+    /// The waits for other clients to sync a file.
+    pub(crate) fn tickets(&self) -> &Tickets {
+        &self.tickets
+    }
+
+    /// Waits for a place to wait for a lease.
+    pub(crate) async fn place_for_lease(&self) -> SemaphorePermit<'_> {
+        self.lease_places.acquire().await.expect("it is never closed")
+    }
+
+    /// Waits for a place to wait for the attributes that other clients have not sent.
+    pub(crate) async fn place_for_attributes(&self) -> SemaphorePermit<'_> {
+        self.attribute_places.acquire().await.expect("it is never closed")
+    }
+
     /// The lock under which files are opened, closed and reclaimed.
     pub(crate) fn opening(&self) -> &RwLock<()> {
         &self.opening
@@ -253,6 +281,19 @@ impl Session {
         Ok(reply)
     }
 
+    /// Sends a change of a file's size. The service may have to wait until other clients have given up their
+    /// leases.
+    pub(crate) async fn change_size<R: Reply>(
+        &self,
+        file: FileId,
+        request: &SetAttrRequest,
+    ) -> Result<R, Failure> {
+        let wish = self.leases.wish(file);
+        let reply = self.change_inode(Kind::SetAttr, file, request).await;
+        wish.answered();
+        reply
+    }
+
     /// Sends a request that must be executed once, for state in memory only that need not become durable.
     pub(crate) async fn once<R: Reply>(
         &self,
@@ -260,13 +301,25 @@ impl Session {
         branch: Branch,
         body: &impl Message,
     ) -> Result<R, Failure> {
+        self.once_in(async || self.slots.take().await, kind, branch, body).await
+    }
+
+    /// Sends a request that must be executed once, in a slot for each attempt.
+    async fn once_in<'a, R: Reply>(
+        &'a self,
+        take: impl AsyncFn() -> Result<Slot<'a>, Failure>,
+        kind: Kind,
+        branch: Branch,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
         loop {
-            let slot = self.slots.take().await?;
+            let slot = take().await?;
+            let agains = self.leases.agains();
             let done = self.exchange(kind, branch, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
             // Another client may need the slot before it proceeds.
             drop(slot);
             match done {
-                Err(failure) if failure.is_ask_again() => {}
+                Err(failure) if failure.is_ask_again() => self.leases.again_since(agains).await,
                 done => return decode(&done?.0),
             }
         }
@@ -280,10 +333,7 @@ impl Session {
         branch: Branch,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        let slot = self.slots.take_reserved().await?;
-        let (body, _) =
-            self.exchange(kind, branch, slot.sequence(), body.encode_to_vec(), Vec::new()).await?;
-        decode(&body)
+        self.once_in(async || self.slots.take_reserved().await, kind, branch, body).await
     }
 
     /// Sends a read, write, commit or change of space. Returns the checksums and the data of the reply.
@@ -324,6 +374,7 @@ impl Session {
         frame.header.branch = branch.0;
         loop {
             let (sent, changes) = (self.env.now(), self.restarts.changes());
+            let agains = self.leases.agains();
             let called = self.transport.call(frame.clone());
             let reply = self.latency.of(kind).time(&self.env, called).await?;
             let start = reply.header.generation;
@@ -338,8 +389,15 @@ impl Session {
             }
             // The request may have waited across a restart. Grants and counts of an earlier start mean
             // nothing to the present one, so such a reply is treated as lost.
-            if start == 0 || self.restarts.generation() == Some(start) {
-                return result;
+            if start != 0 && self.restarts.generation() != Some(start) {
+                continue;
+            }
+            match result {
+                Err(failure) if failure.is_ask_again() && sequence == 0 => {
+                    self.leases.again_since(agains).await;
+                    self.restarts.check_lives()?;
+                }
+                result => return result,
             }
         }
     }
@@ -370,9 +428,16 @@ impl Session {
         if failure.kind == ErrorKind::Ended && self.restarts.end() && !self.is_closed.get() {
             tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
             self.leases.clock().end();
+            self.end_waits();
             // The kernel uses pages that it has without asking the client.
             self.open_files().into_iter().for_each(|file| self.kernel.drop_pages_soon(file));
         }
+    }
+
+    /// Ends all waits for news of the service, because the era has ended.
+    pub(crate) fn end_waits(&self) {
+        self.tickets.end_all();
+        self.leases.notify_all();
     }
 
     /// Files that programs have open, or of which the kernel has pages that programs change in mappings.
@@ -404,6 +469,7 @@ impl Session {
         let names = self.sent.lose();
         self.restarts.restarted(names);
         self.leases.restarted();
+        self.end_waits();
         tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
     }
 

@@ -133,7 +133,7 @@ impl Session {
             return Ok(());
         }
         // Before it answers, the service makes the owner of the exclusive lease sync.
-        match self.ask_about::<AttrReply>(Kind::GetAttr, file).await {
+        match self.ask_attributes(file).await {
             Err(failure) if failure.errno != ESTALE => Err(failure),
             _ => Ok(()),
         }

@@ -6,3 +6,4 @@ mod losses;
 mod requests;
 mod service;
 mod sharing;
+mod waiting;

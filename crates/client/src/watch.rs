@@ -1,6 +1,7 @@
 //! Watches the session: receives the calls of the service, keeps the session alive, and reacts to a lapse of
 //! its lease time.
 
+use crate::lease::Right;
 use crate::revoke::{give_up, give_up_everything, sync_for_others};
 use crate::session::{Era, Session};
 use penstock_base::Branch;
@@ -23,8 +24,9 @@ const PINGS: u32 = 4;
 pub(crate) async fn watch_task(session: Rc<Session>) {
     let leases = session.leases();
     while !session.is_over() {
-        let (released, era) = (leases.take_released(), session.era());
-        let request = WatchRequest { wait: true, released, ..watch_request(&session) };
+        let (released, resigned) = (leases.take_released(), leases.take_resigned());
+        let era = session.era();
+        let request = WatchRequest { wait: true, released, resigned, ..watch_request(&session) };
         let reply: WatchReply = match session.ask(Kind::Watch, Branch::MAIN, &request).await {
             Ok(reply) => reply,
             Err(failure) => {
@@ -38,6 +40,7 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
             // The reply may be about the time before. The service tells what is so now to the next request.
             continue;
         }
+        take_news(&session, &reply);
         for call in reply.calls {
             leases.saw(call.number);
             if call.ino == 0 && !call.is_sync {
@@ -52,6 +55,25 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
             // Also a client that uses only names, and never asks for a lease, may be beside others.
             false => leases.meet_others(),
         }
+    }
+}
+
+/// Takes in the outcomes that requests of this client wait for. Before calls: one may be about a lease that
+/// was just granted.
+fn take_news(session: &Session, reply: &WatchReply) {
+    let leases = session.leases();
+    for granted in &reply.granted {
+        leases.granted(granted.file(), Right::to_be(granted.exclusive), granted.grant);
+        leases.saw(granted.grant);
+    }
+    for synced in &reply.synced {
+        session.tickets().end(synced.ticket, synced.errno);
+        leases.saw(synced.number);
+    }
+    reply.unlocked.iter().for_each(|unlocked| leases.saw(unlocked.number));
+    if reply.again > 0 {
+        leases.note_again();
+        leases.saw(reply.again);
     }
 }
 
@@ -99,6 +121,7 @@ pub(crate) async fn leave(session: &Session) -> Result<(), Failure> {
     session.sync_rest().await?;
     let reported = session.report_all();
     session.leases().leave();
+    session.end_waits();
     session.files().for_each(|_, state| state.make_stale());
     let leaving = WatchRequest { leaves: true, ..watch_request(session) };
     session.ask::<WatchReply>(Kind::Watch, Branch::MAIN, &leaving).await?;

@@ -11,8 +11,8 @@ use crate::session::Session;
 use penstock_base::locks::Exclusive;
 use penstock_base::num::to_usize;
 use penstock_base::{Buf, BufMut, ErrorKind, FileId};
+use penstock_wire::Failure;
 use penstock_wire::metadata::{Attr, AttrReply, SetAttrRequest};
-use penstock_wire::{Failure, Kind};
 use std::cell::RefCell;
 
 /// Most attempts at a change. An attempt fails if another client truncates the file during it.
@@ -193,7 +193,7 @@ impl<'a> Writer<'a> {
         session.sync_file(file).await?;
         let size = known.borrow().size();
         let request = SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() };
-        let reply: AttrReply = session.change_inode(Kind::SetAttr, file, &request).await?;
+        let reply: AttrReply = session.change_size(file, &request).await?;
         session.recent().add(file);
         known.borrow_mut().cleaned(reply.attr.unwrap_or_default().truncations);
         Ok(())
@@ -246,7 +246,7 @@ impl<'a> Writer<'a> {
         };
         request.mtime = request.mtime.or(Some(session.now()));
         request.known_truncations = Some(known.borrow().truncations());
-        let reply: Result<AttrReply, Failure> = session.change_inode(Kind::SetAttr, file, &request).await;
+        let reply: Result<AttrReply, Failure> = session.change_size(file, &request).await;
         // An attribute reply that was requested earlier may arrive later; this marks it as out of date.
         session.recent().add(file);
         if reply.is_err() {

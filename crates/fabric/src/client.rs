@@ -9,7 +9,7 @@ use crate::greeting::{
     CHALLENGE_BYTES, Challenge, Greeting, Proof, Token, WELCOME_HEAD_BYTES, Welcome, nonce,
 };
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
-use crate::{HANDSHAKE, REQUESTS, WAITING, may_wait};
+use crate::{CONTROL, HANDSHAKE, REQUESTS, is_control};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{Env, ErrorKind, LocalBoxFuture};
@@ -54,8 +54,8 @@ pub struct Remote {
     waiting: RefCell<BTreeMap<u64, Waiting>>,
     next: Cell<u64>,
     permits: Semaphore,
-    /// Separate permits for requests that may wait for other clients.
-    waiting_permits: Semaphore,
+    /// Separate permits for control traffic.
+    control_permits: Semaphore,
     outbox: RefCell<Outbox<()>>,
     wake: Notify,
     connected: Cell<bool>,
@@ -80,7 +80,7 @@ impl Remote {
             waiting: RefCell::default(),
             next: Cell::new(1),
             permits: Semaphore::new(REQUESTS),
-            waiting_permits: Semaphore::new(WAITING),
+            control_permits: Semaphore::new(CONTROL),
             outbox: RefCell::new(Outbox::new(first.1)),
             wake: Notify::new(),
             connected: Cell::new(false),
@@ -278,7 +278,7 @@ impl Transport for Remote {
     fn call(&self, mut request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
         Box::pin(async move {
             let closed = || Failure::new(ErrorKind::Internal, "the connection to the service was closed");
-            let permits = if may_wait(request.header.kind) { &self.waiting_permits } else { &self.permits };
+            let permits = if is_control(request.header.kind) { &self.control_permits } else { &self.permits };
             let _permit = permits.acquire().await.map_err(|_| closed())?;
             if self.closed.get() {
                 return Err(closed());

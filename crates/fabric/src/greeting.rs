@@ -356,22 +356,22 @@ mod tests {
     fn the_first_exchange_is_as_in_the_first_release() {
         let greeting = Greeting::new([7; NONCE_BYTES]);
         let bytes = greeting.encode();
-        assert_eq!(hex(&bytes[..10]), "504e5347020002000707");
+        assert_eq!(hex(&bytes[..10]), "504e5347030003000707");
         assert_eq!((bytes.len(), Greeting::decode(&bytes)), (GREETING_BYTES, Ok(greeting.clone())));
         let store = StoreId(Id128([5; 16]));
         let challenge =
             Challenge::new(&token('a'), (&greeting, Version::NEWEST), store, [9; NONCE_BYTES], at(7000));
         let bytes = challenge.encode();
-        assert_eq!(hex(&bytes[..10]), "504e5343020000000505");
+        assert_eq!(hex(&bytes[..10]), "504e5343030000000505");
         // Computed with Python's hmac.
-        assert_eq!(hex(&challenge.code), "b57eabeb25ae63d97145ff629d75b4d3360898d79cd17c34fa6c4f39acf4165e");
+        assert_eq!(hex(&challenge.code), "44b253000148ee78a654870148662535a6ff69ae07cadf48336e2a1bb1355ea8");
         assert_eq!((bytes.len(), Challenge::decode(&bytes)), (CHALLENGE_BYTES, Ok(challenge.clone())));
         let proof = Proof::new(&token('a'), &greeting, &challenge, at(7000));
         let bytes = proof.encode();
-        assert_eq!(hex(&proof.code), "520fe74c8453ce6a6545a8ae7e1a762ec68d4b05bdab6a63062bf0c483b55f33");
+        assert_eq!(hex(&proof.code), "46056d2a147710c47055f1628cb41c98d041fda8ce0d4308bea7a2472b791bd9");
         assert_eq!((bytes.len(), Proof::decode(&bytes)), (PROOF_BYTES, Ok(proof)));
         let welcome = Welcome::new(Ok(Version::NEWEST));
-        assert_eq!(hex(&welcome.encode()[..8]), "504e535702000000");
+        assert_eq!(hex(&welcome.encode()[..8]), "504e535703000000");
         let refused = Welcome::new(Err("no".into()));
         assert_eq!(hex(&refused.encode()[..8]), "504e535700000200");
         for answer in [welcome, refused] {

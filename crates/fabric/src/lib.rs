@@ -16,8 +16,8 @@
 //! - any protocol error closes the connection, with a reason that both ends log;
 //! - a connection has at most [`REQUESTS`] requests, and at most [`BYTES`] of payload in them and their
 //!   replies, until the replies are sent;
-//! - requests that may wait for other clients are counted apart: at most [`WAITING`], with at most
-//!   [`WAITING_BYTES`] of bodies.
+//! - control traffic, which keeps a session alive and answers the calls of the service, is counted apart: at
+//!   most [`CONTROL`] requests, with at most [`CONTROL_BYTES`] of bodies.
 #![cfg_attr(
     not(test),
     warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
@@ -49,12 +49,11 @@ pub const BODY_BYTES: usize = 1 << 20;
 pub const PAYLOAD_BYTES: usize = 4 << 20;
 /// The most requests of a connection in flight, until their replies are sent.
 pub const REQUESTS: usize = 128;
-/// The most requests of a connection that wait for other clients, or for news. They are counted apart from
-/// [`REQUESTS`], because those other clients may depend on ordinary requests. If a client sends more, all its
-/// later requests wait too.
-pub const WAITING: usize = 1 << 16;
-/// The most bytes of bodies of [`WAITING`] requests. Clients with many such requests send short bodies.
-pub const WAITING_BYTES: usize = 32 << 20;
+/// The most requests of control traffic of a connection in flight. They are counted apart from [`REQUESTS`],
+/// because other clients wait for the answers, and the session ends without them.
+pub const CONTROL: usize = 1024;
+/// The most bytes of bodies of [`CONTROL`] requests.
+pub const CONTROL_BYTES: usize = 8 << 20;
 /// The most bytes of payload in [`REQUESTS`] and their replies.
 pub const BYTES: usize = 32 << 20;
 /// The most connections of a server that have completed the first exchange.
@@ -66,8 +65,7 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Time limit for sending: a connection that accepts no data for this long is closed.
 pub const SEND_PATIENCE: Duration = Duration::from_secs(60);
 
-/// True for a request that may wait for another client, or for news, while its service holds no lock. Other
-/// clients may depend on any other request, which therefore must not wait behind such ones.
-fn may_wait(kind: Kind) -> bool {
-    matches!(kind, Kind::GetAttr | Kind::Lease | Kind::Watch | Kind::Ping)
+/// True for control traffic. One such request waits for news; no other request waits for another client.
+fn is_control(kind: Kind) -> bool {
+    matches!(kind, Kind::Watch | Kind::Ping)
 }

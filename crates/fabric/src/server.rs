@@ -5,7 +5,7 @@ use crate::frame::{Outbox, Receiver};
 use crate::greeting::{Challenge, GREETING_BYTES, Greeting, PROOF_BYTES, Proof, Token, Welcome, nonce};
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
 use crate::speakers::{Change, Newer, Speakers};
-use crate::{BYTES, CONNECTIONS, HANDSHAKE, NEWCOMERS, REQUESTS, WAITING, WAITING_BYTES, may_wait};
+use crate::{BYTES, CONNECTIONS, CONTROL, CONTROL_BYTES, HANDSHAKE, NEWCOMERS, REQUESTS, is_control};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
@@ -69,9 +69,9 @@ struct Connection {
     wake: Notify,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    /// Permits for requests that may wait for other clients, and for the bytes of their bodies.
-    waiting: Arc<Semaphore>,
-    waiting_bytes: Arc<Semaphore>,
+    /// Permits for control traffic, and for the bytes of its bodies.
+    control: Arc<Semaphore>,
+    control_bytes: Arc<Semaphore>,
 }
 
 impl Server {
@@ -169,8 +169,8 @@ impl Server {
             wake: Notify::new(),
             requests: Arc::new(Semaphore::new(REQUESTS)),
             bytes: Arc::new(Semaphore::new(BYTES)),
-            waiting: Arc::new(Semaphore::new(WAITING)),
-            waiting_bytes: Arc::new(Semaphore::new(WAITING_BYTES)),
+            control: Arc::new(Semaphore::new(CONTROL)),
+            control_bytes: Arc::new(Semaphore::new(CONTROL_BYTES)),
         });
         let Connection { link, outbox, wake, over, .. } = &*connection;
         let why = {
@@ -280,8 +280,8 @@ impl Server {
                 (_, true) => return Lost::Said("a reply where a request is due".into()),
                 _ => {}
             }
-            let (requests, bytes, cost) = match may_wait(frame.header.kind) {
-                true => (&connection.waiting, &connection.waiting_bytes, frame.body.len()),
+            let (requests, bytes, cost) = match is_control(frame.header.kind) {
+                true => (&connection.control, &connection.control_bytes, frame.body.len()),
                 false => (&connection.requests, &connection.bytes, cost_bytes(&frame).clamp(1, BYTES)),
             };
             let request = requests.clone().acquire_owned().await;

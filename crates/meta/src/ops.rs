@@ -27,5 +27,5 @@ async fn attr_reply(parts: &Parts, inode: &Inode) -> Result<Vec<u8>, MetaError> 
 }
 
 fn encode_attr(attr: Attr) -> Vec<u8> {
-    AttrReply { attr: Some(attr), may_be_unsynced: false }.encode_to_vec()
+    AttrReply { attr: Some(attr), may_be_unsynced: false, wait: false }.encode_to_vec()
 }

@@ -8,10 +8,10 @@ use penstock_base::num::to_u32;
 use penstock_base::{Branch, FileId, Id128, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
-use penstock_session::{Request, Slot};
+use penstock_session::{Request, Slot, joins};
 use penstock_wire::metadata::{
-    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, LockRequest, PingRequest, ROLE_MOUNT,
-    TargetPlace,
+    AttrReply, EmptyReply, GetAttrRequest, HelloReply, HelloRequest, InodeRequest, LockRequest, PingRequest,
+    ROLE_MOUNT, TargetPlace,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
@@ -27,7 +27,7 @@ impl MetaTarget {
     pub async fn serve(&self, header: &Header, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let who = self.parts.clients.request(header)?;
         if who.sequence == 0 {
-            self.wait_for_others(header, body).await?;
+            self.check_others(header, body)?;
             return Ok(self.dispatch(header.kind, who, body).await?);
         }
         match self.parts.clients.slot(who).await? {
@@ -35,7 +35,7 @@ impl MetaTarget {
             Slot::Execute(slot) => {
                 // In the slot: a repeat of a request that was carried out must get its outcome, and not be
                 // asked to be sent again, which the client does in another slot.
-                self.wait_for_others(header, body).await?;
+                self.check_others(header, body)?;
                 let outcome = self.dispatch(header.kind, who, body).await.map_err(Failure::from);
                 slot.keep(&outcome);
                 outcome
@@ -43,11 +43,15 @@ impl MetaTarget {
         }
     }
 
-    /// Waits, not for long, until other clients have given up what a change of size concerns. Nothing is kept
-    /// if that fails: the client asks again.
-    async fn wait_for_others(&self, header: &Header, body: &[u8]) -> Result<(), Failure> {
-        match header.kind {
-            Kind::SetAttr => self.parts.clients.may_resize(header.session, Branch(header.branch), body).await,
+    /// Fails if other clients have yet to give up something that the request concerns. Nothing is kept then:
+    /// the client asks again.
+    fn check_others(&self, header: &Header, body: &[u8]) -> Result<(), Failure> {
+        let Header { kind, session, branch, .. } = *header;
+        if joins(kind) {
+            self.parts.clients.join(session)?;
+        }
+        match kind {
+            Kind::SetAttr => self.parts.clients.may_resize(session, Branch(branch), body),
             _ => Ok(()),
         }
     }
@@ -65,7 +69,10 @@ impl MetaTarget {
                 Ok(EmptyReply {}.encode_to_vec())
             }
             Kind::Lookup => ops::lookup(parts, Message::decode(body)?).await,
-            Kind::GetAttr => ops::get_attr(parts, Message::decode(body)?).await,
+            Kind::GetAttr => {
+                let GetAttrRequest { ino, .. } = Message::decode(body)?;
+                ops::get_attr(parts, Ino(ino)).await
+            }
             Kind::SetAttr => ops::set_attr(parts, who, Message::decode(body)?).await,
             Kind::Make => ops::make(parts, who, Message::decode(body)?).await,
             Kind::Link => ops::link(parts, who, Message::decode(body)?).await,
@@ -122,7 +129,7 @@ impl MetaTarget {
             Ok(attr) => {
                 let may_be_unsynced =
                     self.parts.clients.is_unsynced_elsewhere(who.session, FileId::main(ino));
-                Ok(AttrReply { attr: Some(attr), may_be_unsynced }.encode_to_vec())
+                Ok(AttrReply { attr: Some(attr), may_be_unsynced, wait: false }.encode_to_vec())
             }
             Err(error) => {
                 self.parts.close(who.session, ino);

@@ -119,23 +119,27 @@ impl Node {
         latency.time(&self.env, self.dispatch(request, io, remote)).await
     }
 
-    /// Executes the part of a request that waits for other clients, before anything is locked that they may
-    /// need. Returns the outcome if that completes the request.
+    /// Executes the part of a request that concerns other clients, before anything is locked that they may
+    /// need. Only Watch waits here. Returns the outcome if that completes the request.
     async fn serve_lease(&self, request: &Frame) -> Option<Outcome> {
-        let Header { kind, session, branch, .. } = request.header;
-        let branch = Branch(branch);
+        let Header { kind, session, branch, sequence, .. } = request.header;
+        let (clients, branch) = (&self.clients, Branch(branch));
         let bytes = |result: Result<Vec<u8>, Failure>| Some(result.map(|body| (body, Vec::new())));
         if kind == Kind::Watch {
-            return bytes(self.clients.watch(session, &request.body).await);
+            return bytes(clients.watch(session, &request.body).await);
         }
+        // With a sequence, this is decided in its slot: a repeat must get the outcome that is kept.
         if joins(kind)
-            && let Err(failure) = self.clients.join(session).await
+            && sequence == 0
+            && let Err(failure) = clients.join(session)
         {
             return Some(Err(failure));
         }
         match kind {
-            Kind::Lease => bytes(self.clients.grant(session, branch, &request.body).await),
-            Kind::GetAttr => self.clients.sync_elsewhere(session, branch, &request.body).await.err().map(Err),
+            Kind::Lease => bytes(clients.grant(session, branch, &request.body)),
+            Kind::GetAttr => {
+                clients.sync_elsewhere(session, branch, &request.body).transpose().and_then(bytes)
+            }
             _ => None,
         }
     }

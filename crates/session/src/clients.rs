@@ -2,23 +2,22 @@
 //!
 //! Invariants:
 //! - no request waits here with anything locked that another client's answer may need;
-//! - a wait ends when its session ends or the service stops;
-//! - everything that may let a waiting request go on wakes all of them (`news`).
+//! - only `Watch` waits, for news of its own session. It ends when the session ends or the service stops;
+//! - whoever changes the leases wakes exactly the sessions that have news by that ([`Clients::change`]).
 
-use crate::leases::{Leases, Leaving};
+use crate::leases::{Asked, Leases, Leaving, MOST_WAITING};
 use crate::locks::Locks;
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Outcome, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
 use crate::unanswered::{Oldest, Unanswered};
 use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
-use penstock_base::num::to_u16;
 use penstock_base::rank::{LockKey, Rank, RankedKey, RankedLocks};
 use penstock_base::{Branch, Env, ErrorKind, FileId, Id128};
 use penstock_kv::{Kv, KvError, WriteSet};
 use penstock_wire::metadata::{
-    InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, PingRequest, SetAttrRequest,
-    WatchReply, WatchRequest,
+    AttrReply, GetAttrRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, PingRequest,
+    SetAttrRequest, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Header, Kind, SLOTS};
 use prost::Message;
@@ -29,9 +28,6 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Longest time that a request with a slot waits for other clients. After that its client is asked to send it
-/// again.
-const SLOT_WAIT: Duration = Duration::from_millis(100);
 /// A `Watch` request is answered after this time even without news, so that its client sees that the service
 /// is alive.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -42,7 +38,6 @@ const LEAST_TO_ANSWER: Duration = Duration::from_secs(10);
 
 /// Before everything that a request locks while it is executed.
 const SLOT: Rank = Rank::new(10, "slot");
-const LEASE_TURN: Rank = Rank::new(12, "lease turn");
 
 /// A slot of a session: session and number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,6 +59,20 @@ fn refused(why: impl std::fmt::Display) -> Failure {
     Failure { kind: ErrorKind::Invalid, errno: 0, message: format!("request: {why}") }
 }
 
+/// The error of a session whose requests all wait for others.
+fn too_many() -> Failure {
+    refused(format_args!("{MOST_WAITING} requests of the session wait for other clients, which is the most"))
+}
+
+/// Fails with [`Failure::ask_again`] if a request must wait.
+fn now_or_again(asked: Asked<()>) -> Result<(), Failure> {
+    match asked {
+        Asked::Now(()) => Ok(()),
+        Asked::Waits => Err(Failure::ask_again()),
+        Asked::TooMany => Err(too_many()),
+    }
+}
+
 /// Fails unless all files of a list are of the branch that there is.
 fn check_branches(mut branches: impl Iterator<Item = u64>) -> Result<(), String> {
     match branches.find(|branch| *branch != 0) {
@@ -80,10 +89,10 @@ pub struct Clients {
     sessions: RefCell<Sessions>,
     leases: RefCell<Leases>,
     locks: RefCell<Locks>,
-    /// Owned by the request that is waiting for the inode's next lease.
-    lease_turns: RankedLocks<FileId>,
-    /// Notified when a revocation is sent or answered, a lock is released, or a session ends.
-    news: Notify,
+    /// Wakes the Watch request of each session.
+    watching: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    /// Notified when leases change, for a stop.
+    changed: Notify,
     /// Owned by the running request of a slot, by session and slot.
     slots: RankedLocks<SlotKey>,
     unanswered: RefCell<Unanswered>,
@@ -128,22 +137,6 @@ impl Owned<'_> {
     }
 }
 
-/// A change of size that waits, counted until this is dropped.
-struct Resizing<'a>(&'a RefCell<Leases>, FileId, u64);
-
-impl<'a> Resizing<'a> {
-    fn begin(leases: &'a RefCell<Leases>, file: FileId, session: u64) -> Self {
-        leases.borrow_mut().begin_resize(file, session);
-        Self(leases, file, session)
-    }
-}
-
-impl Drop for Resizing<'_> {
-    fn drop(&mut self) {
-        self.0.borrow_mut().end_resize(self.1, self.2);
-    }
-}
-
 impl Clients {
     /// Reads back the sessions of other processes, and deletes the results of all others. `generation` is the
     /// number of this start of the service.
@@ -155,8 +148,8 @@ impl Clients {
             leases: RefCell::new(Leases::restored(sessions.numbers())),
             sessions: RefCell::new(sessions),
             locks: RefCell::default(),
-            lease_turns: RankedLocks::new(LEASE_TURN),
-            news: Notify::new(),
+            watching: RefCell::default(),
+            changed: Notify::new(),
             slots: RankedLocks::new(SLOT),
             unanswered: RefCell::default(),
             lease: Cell::new(LEASE),
@@ -167,7 +160,8 @@ impl Clients {
     /// Fails all requests that wait, and those to come.
     pub fn stop(&self) {
         self.stopped.set(true);
-        self.news.notify_waiters();
+        self.watching.borrow().values().for_each(|watching| watching.notify_waiters());
+        self.changed.notify_waiters();
     }
 
     /// True once it was stopped.
@@ -266,7 +260,7 @@ impl Clients {
     /// with a lock that somebody else has by then.
     pub fn bar_session(&self, id: u64) -> Option<WriteSet> {
         let key = self.sessions.borrow_mut().bar(id)?;
-        self.news.notify_waiters();
+        self.wake(id);
         let mut writes = WriteSet::new();
         writes.delete(session_key(key));
         for slot in 0..SLOTS {
@@ -280,17 +274,18 @@ impl Clients {
     /// opens; none if there is no such session.
     pub fn end_session(&self, id: u64) -> Option<BTreeMap<FileId, u64>> {
         let opens = self.sessions.borrow_mut().remove(id)?;
-        self.leases.borrow_mut().leave(id);
+        self.change(|leases| leases.leave(id));
         assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
         let changed = self.locks.borrow_mut().end(id);
         changed.into_iter().for_each(|file| self.notify_unlocked(file));
-        self.news.notify_waiters();
+        self.wake(id);
+        self.watching.borrow_mut().remove(&id);
         Some(opens)
     }
 
     /// A session reports that it caches nothing any more, and ends.
     pub fn done(&self, session: u64) {
-        self.leases.borrow_mut().done(session);
+        self.change(|leases| leases.done(session));
     }
 
     /// The number of sessions.
@@ -444,32 +439,29 @@ impl Clients {
         }
     }
 
-    /// Waits until `attempt` gives a value. It is tried again with all news.
-    async fn wait_for<T>(
-        &self,
-        session: u64,
-        mut attempt: impl FnMut(&mut Leases) -> Option<T>,
-    ) -> Result<T, Failure> {
-        loop {
-            let news = self.news.notified();
-            self.check_session(session)?;
-            let (calls, alone) = self.leases.borrow().to_tell();
-            let value = attempt(&mut self.leases.borrow_mut());
-            let (calls_now, alone_now) = self.leases.borrow().to_tell();
-            if alone_now != alone || value.is_none() && calls_now != calls {
-                self.news.notify_waiters();
-            }
-            match value {
-                Some(value) => return Ok(value),
-                None => news.await,
-            }
+    /// Changes the leases, and wakes the sessions that have news by that.
+    fn change<T>(&self, change: impl FnOnce(&mut Leases) -> T) -> T {
+        let mut leases = self.leases.borrow_mut();
+        let changed = change(&mut leases);
+        let told = leases.take_told();
+        drop(leases);
+        told.into_iter().for_each(|session| self.wake(session));
+        self.changed.notify_waiters();
+        changed
+    }
+
+    /// Wakes the Watch request of a session.
+    fn wake(&self, session: u64) {
+        if let Some(watching) = self.watching.borrow().get(&session) {
+            watching.notify_waiters();
         }
     }
 
-    /// Waits until a session may take part, that is, until other sessions have given up what they cached
-    /// without leases. Must be called before anything is locked.
-    pub async fn join(&self, session: u64) -> Result<(), Failure> {
-        self.wait_for(session, |leases| leases.join(session).then_some(())).await
+    /// Lets a session take part. Otherwise fails with [`Failure::ask_again`]: other sessions have not given
+    /// up yet what they cached without leases. The client will be told when to ask again.
+    pub fn join(&self, session: u64) -> Result<(), Failure> {
+        self.check_session(session)?;
+        now_or_again(self.change(|leases| leases.ask_to_join(session)))
     }
 
     /// Makes every session sync its changes and stop changing anything, before the service stops. Returns the
@@ -483,73 +475,62 @@ impl Clients {
         let takes_part =
             |info: &SessionInfo| self.leases.borrow().has_joined(info.id) && is_connected(info.id);
         let asked: Vec<SessionInfo> = self.sessions().into_iter().filter(takes_part).collect();
-        self.leases.borrow_mut().close();
-        self.news.notify_waiters();
+        self.change(Leases::close);
         let leaving = |info: &SessionInfo| self.leases.borrow_mut().leaving(info.id).copied();
         let answered = async {
             let waits = [Leaving::Called, Leaving::CalledAgain].map(Some);
-            while asked.iter().any(|info| waits.contains(&leaving(info))) {
-                self.news.notified().await;
+            loop {
+                let changed = self.changed.notified();
+                if !asked.iter().any(|info| waits.contains(&leaving(info))) {
+                    return;
+                }
+                changed.await;
             }
         };
         timeout(&self.env, limit, answered).await;
         asked.into_iter().filter(|info| leaving(info) != Some(Leaving::Done)).collect()
     }
 
-    /// Waits until other sessions' unsynced changes of the inode of a request are known here. Must be
-    /// called before anything is locked.
-    pub async fn sync_elsewhere(&self, session: u64, branch: Branch, body: &[u8]) -> Result<(), Failure> {
-        let file = FileId::of_numbers(branch.0, InodeRequest::decode(body).map_err(refused)?.ino);
-        let numbers = self.leases.borrow_mut().call_sync(session, file);
-        if numbers.is_empty() {
-            return Ok(());
+    /// Asks other sessions to sync the file of a GetAttr request. Returns the reply if the client must wait
+    /// for the news of its ticket; none if there is no session to ask, or the client wants none to be asked.
+    pub fn sync_elsewhere(
+        &self,
+        session: u64,
+        branch: Branch,
+        body: &[u8],
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        self.check_session(session)?;
+        let GetAttrRequest { ino, ticket } = GetAttrRequest::decode(body).map_err(refused)?;
+        if ticket == 0 {
+            return Ok(None);
         }
-        self.news.notify_waiters();
-        // Each result is taken as soon as it is known: few failures are remembered.
-        let (mut waiting, mut all_synced) = (numbers, Ok(()));
-        let synced = |leases: &mut Leases| {
-            waiting.retain(|number| match leases.synced(*number) {
-                None => true,
-                Some(result) => {
-                    all_synced = all_synced.and(result);
-                    false
-                }
-            });
-            waiting.is_empty().then_some(all_synced)
-        };
-        self.wait_for(session, synced).await?.map_err(|errno| Failure {
-            kind: ErrorKind::Internal,
-            errno: if errno == 0 { to_u16(Errno::IO.raw_os_error()) } else { errno },
-            message: "another client cannot sync its changes of the file".into(),
-        })
+        let file = FileId::of_numbers(branch.0, ino);
+        match self.change(|leases| leases.ask_to_sync(session, file, ticket)) {
+            Asked::Now(()) => Ok(None),
+            Asked::Waits => Ok(Some(AttrReply { wait: true, ..AttrReply::default() }.encode_to_vec())),
+            Asked::TooMany => Err(too_many()),
+        }
     }
 
-    /// Grants a lease after all conflicting leases have been given back.
-    pub async fn grant(&self, session: u64, branch: Branch, body: &[u8]) -> Result<Vec<u8>, Failure> {
+    /// Grants a lease, or says in the reply that the client must wait for it.
+    pub fn grant(&self, session: u64, branch: Branch, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        self.check_session(session)?;
         let request = LeaseRequest::decode(body).map_err(refused)?;
         if request.first != 0 || request.last != u64::MAX {
             return Err(refused("a lease on a part of a file: this release has leases on whole files only"));
         }
         let file = FileId::of_numbers(branch.0, request.ino);
-        loop {
-            // Another session that owes everything may need this lease for its answer. So the turn is not
-            // owned while this waits for it. The session may have left since it asked, and joins again.
-            let may_ask = |leases: &mut Leases| leases.may_ask(session).then_some(());
-            self.wait_for(session, may_ask).await?;
-            let _turn = self.lease_turns.exclusive(file).await;
-            let attempt = |leases: &mut Leases| match leases.may_ask(session) {
-                true => leases.try_grant(session, file, request.exclusive).map(Some),
-                false => Some(None),
-            };
-            if let Some(grant) = self.wait_for(session, attempt).await? {
-                return Ok(LeaseReply { grant }.encode_to_vec());
-            }
-        }
+        let reply = match self.change(|leases| leases.ask(session, file, request.exclusive)) {
+            Asked::Now(grant) => LeaseReply { grant, wait: false },
+            Asked::Waits => LeaseReply { grant: 0, wait: true },
+            Asked::TooMany => return Err(too_many()),
+        };
+        Ok(reply.encode_to_vec())
     }
 
-    /// Waits until a change of attributes may be made. A change of size waits until no other session caches
-    /// the old state, for [`SLOT_WAIT`] at most: the request has its slot by then.
-    pub async fn may_resize(&self, session: u64, branch: Branch, body: &[u8]) -> Result<(), Failure> {
+    /// Lets a change of attributes be made. Otherwise fails with [`Failure::ask_again`]: a change of size
+    /// waits until no other session caches the old state. The client will be told when to ask again.
+    pub fn may_resize(&self, session: u64, branch: Branch, body: &[u8]) -> Result<(), Failure> {
         if !self.are_shared() {
             return Ok(());
         }
@@ -557,16 +538,14 @@ impl Clients {
         if request.size.is_none() || request.grow {
             return Ok(());
         }
+        self.check_session(session)?;
         let file = FileId::of_numbers(branch.0, request.ino);
-        let _waiting = Resizing::begin(&self.leases, file, session);
-        // Another change of size that waits for this session's lease can go on.
-        self.news.notify_waiters();
         // The session may have left since it asked, and joins again.
-        let attempt =
-            |leases: &mut Leases| leases.join(session).then(|| leases.try_resize(session, file)).flatten();
-        let wait = self.wait_for(session, attempt);
-        // Bounded, because the client may need the slot to sync changes that another request waits for.
-        timeout(&self.env, SLOT_WAIT, wait).await.unwrap_or_else(|| Err(Failure::ask_again()))
+        let ask = |leases: &mut Leases| match leases.ask_to_join(session) {
+            Asked::Now(()) => leases.ask_to_resize(session, file),
+            waits => waits,
+        };
+        now_or_again(self.change(ask))
     }
 
     /// True if another session may have a newer size and time of a file than the service.
@@ -578,6 +557,7 @@ impl Clients {
     pub async fn watch(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let mut request = WatchRequest::decode(body).map_err(refused)?;
         check_branches(request.released.iter().map(|lease| lease.branch)).map_err(refused)?;
+        check_branches(request.resigned.iter().map(|file| file.branch)).map_err(refused)?;
         if request.generation != self.generation {
             // The request's numbers are from another start of the service.
             request.seen = 0;
@@ -585,30 +565,38 @@ impl Clients {
             request.failed.clear();
             request.released.clear();
         }
-        {
-            let mut leases = self.leases.borrow_mut();
+        self.change(|leases| {
             for released in &request.released {
-                leases.drop_held(session, released.file(), released.grant);
+                leases.release(session, released.file(), released.grant);
             }
+            request.resigned.iter().for_each(|file| leases.resign(session, file.file()));
             request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));
             request.answered.iter().for_each(|number| leases.answered(session, *number));
             if request.leaves {
                 leases.done(session);
                 leases.leave(session);
             }
-        }
-        let WatchRequest { answered, released, failed, .. } = &request;
-        if request.leaves || !(answered.is_empty() && released.is_empty() && failed.is_empty()) {
-            self.news.notify_waiters();
-        }
+        });
         let nothing = WatchReply { alone: request.alone, ..WatchReply::default() };
         if !request.wait {
             return Ok(nothing.encode_to_vec());
         }
         let longest = self.lease().min(LONGEST_WAIT * 3) / 3;
-        let wait = self.wait_for(session, |leases| leases.news(session, &request));
-        let reply = timeout(&self.env, longest, wait).await.unwrap_or(Ok(nothing))?;
+        let reply = timeout(&self.env, longest, self.news(session, &request)).await.unwrap_or(Ok(nothing))?;
         Ok(reply.encode_to_vec())
+    }
+
+    /// Waits for news for a session.
+    async fn news(&self, session: u64, request: &WatchRequest) -> Result<WatchReply, Failure> {
+        loop {
+            self.check_session(session)?;
+            let watching = self.watching.borrow_mut().entry(session).or_default().clone();
+            let woken = watching.notified();
+            if let Some(news) = self.change(|leases| leases.news(session, request)) {
+                return Ok(news);
+            }
+            woken.await;
+        }
     }
 
     /// Sets, tests or releases an advisory lock. ESTALE if the session has ended.
@@ -643,9 +631,9 @@ impl Clients {
     fn notify_unlocked(&self, file: FileId) {
         let waiting = self.locks.borrow_mut().take_waiting(file);
         if !waiting.is_empty() {
-            let mut leases = self.leases.borrow_mut();
-            waiting.into_iter().for_each(|session| leases.note_unlocked(session, file));
-            self.news.notify_waiters();
+            self.change(|leases| {
+                waiting.into_iter().for_each(|session| leases.note_unlocked(session, file));
+            });
         }
     }
 }

@@ -2,8 +2,11 @@
 //!
 //! A shared lease lets a client cache what it has read. An exclusive lease also lets it change size and time
 //! of the file before it sends them. The service cannot send anything unasked, so each client keeps one
-//! `Watch` request waiting here, and the replies carry its revocations. A request for something that others
-//! own waits until they have answered, or their sessions have ended.
+//! `Watch` request waiting here, and the replies carry its revocations.
+//!
+//! No other request waits in the service. One for something that others own is answered at once with "wait",
+//! and noted ([`waiting`]). Once they have answered, or their sessions have ended, the outcome is in the news
+//! of the session that asked ([`news`]): the lease, the end of a sync, or that it may ask again.
 //!
 //! A client that is the only one needs no leases ([`Leases::alone`]). The first request of a second client
 //! waits until the first one has given up everything. After a restart the service does not know who owns
@@ -24,19 +27,40 @@
 //! - a revocation names the newest grant that it covers, and grant numbers rise, so a client knows that a
 //!   grant which arrives late is void. The numbers start again with each start of the service and mean
 //!   nothing to another start;
-//! - no request waits for an answer while it has something locked that the answer may need: no lock of a
-//!   service, and no turn except that for the inode's next lease.
+//! - requests for a lease on an inode are granted in the order of their arrival, except that one whose
+//!   session owes everything does not wait behind those that wait for its answer;
+//! - whatever may let a request go on that waits is followed by a look at it (`serve_waiting`), in the same
+//!   call, and a session with news is in `told`.
+//!
+//! The cost of a request or an answer does not depend on how many others wait, except when everything was
+//! revoked.
 
 mod calls;
+mod news;
+mod waiting;
 
 use crate::table::SessionHoldings;
 use calls::{Call, Calls};
+use news::News;
 use penstock_base::{FileId, HashMap};
-use penstock_wire::metadata::{FileRef, LeaseCall, WatchReply, WatchRequest};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use penstock_wire::metadata::{LeaseCall, WatchReply, WatchRequest};
+use std::collections::{BTreeMap, BTreeSet};
+pub(crate) use waiting::MOST_WAITING;
+use waiting::{Waiting, Wanted};
 
-/// Failed sync requests that are remembered for the requests that wait for them.
-const MOST_FAILED: usize = 1024;
+const EIO: u16 = 5;
+
+/// Answer to a request that may have to wait for other clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked<T> {
+    /// It need not.
+    Now(T),
+    /// It must: the outcome will be in the news of its session.
+    Waits,
+    /// The session has so many requests that wait that this one is not noted.
+    TooMany,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     exclusive: bool,
@@ -56,14 +80,11 @@ pub(crate) struct Leases {
     given_up: BTreeSet<(u64, FileId)>,
     /// Last number given to a grant or a revocation.
     last: u64,
-    /// Sync requests that failed recently, by number, with their errno.
-    failed: VecDeque<(u64, u16)>,
-    /// The highest number of a failed request that is not remembered any more.
-    forgotten: u64,
-    /// Inodes on which a session may try again to get a lock.
-    unlocked: BTreeMap<u64, BTreeSet<FileId>>,
-    /// Number of changes of size that wait for the leases of others, by inode and session.
-    resizing: BTreeMap<(FileId, u64), u32>,
+    waiting: Waiting,
+    /// By session.
+    news: BTreeMap<u64, News>,
+    /// Sessions with news or calls that their Watch requests have not been woken for.
+    told: BTreeSet<u64>,
     /// While the service stops: the sessions that were asked to give up everything.
     closing: Option<BTreeMap<u64, Leaving>>,
 }
@@ -98,21 +119,6 @@ impl Leases {
         self.joined.contains(&session)
     }
 
-    /// A change of size by a session begins to wait.
-    pub(crate) fn begin_resize(&mut self, file: FileId, session: u64) {
-        *self.resizing.entry((file, session)).or_default() += 1;
-    }
-
-    /// A change of size that waited goes on, or is given up.
-    pub(crate) fn end_resize(&mut self, file: FileId, session: u64) {
-        let waiting = self.resizing.get_mut(&(file, session)).expect("it is counted while it waits");
-        assert!(*waiting > 0, "a change of size ends once");
-        *waiting -= 1;
-        if *waiting == 0 {
-            self.resizing.remove(&(file, session));
-        }
-    }
-
     /// True if another session may have a newer size and time of a file than the service.
     pub(crate) fn is_unsynced_elsewhere(&self, session: u64, file: FileId) -> bool {
         !self.may_be_unsynced_at(session, file).is_empty()
@@ -133,15 +139,28 @@ impl Leases {
         self.last
     }
 
-    /// The latest number and the session that is alone: a change of either must wake the waiting requests.
-    pub(crate) fn to_tell(&self) -> (u64, Option<u64>) {
-        (self.last, self.alone)
+    /// Takes the sessions whose Watch requests may have an answer now.
+    pub(crate) fn take_told(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Calls a session. Returns the number of the call.
+    fn call(&mut self, call: Call) -> u64 {
+        let number = self.next();
+        self.told.insert(call.session);
+        self.calls.insert(number, call);
+        number
+    }
+
+    /// Adds to the news of a session, under the next number.
+    fn tell(&mut self, session: u64, item: impl FnOnce(&mut News, u64)) {
+        let number = self.next();
+        item(self.news.entry(session).or_default(), number);
+        self.told.insert(session);
     }
 
     fn call_everything(&mut self, session: u64) {
-        let grant = self.last;
-        let number = self.next();
-        self.calls.insert(number, Call { session, file: None, is_sync: false, grant, sent: false });
+        self.call(Call::revocation(session, None, self.last));
         self.given_up.retain(|(other, _)| *other != session);
     }
 
@@ -196,8 +215,19 @@ impl Leases {
         self.calls.owing().into_keys().any(wanted)
     }
 
+    /// Lets a session take part, or notes that it waits.
+    pub(crate) fn ask_to_join(&mut self, session: u64) -> Asked<()> {
+        match self.join(session) {
+            true => Asked::Now(()),
+            false => {
+                self.waiting.join(session);
+                Asked::Waits
+            }
+        }
+    }
+
     /// Lets a session take part. Returns false if it must wait.
-    pub(crate) fn join(&mut self, session: u64) -> bool {
+    fn join(&mut self, session: u64) -> bool {
         if self.alone == Some(session) {
             return true;
         }
@@ -220,8 +250,9 @@ impl Leases {
 
     /// If one session is left and no revocation is open, it is alone and needs no leases.
     fn note_alone(&mut self) {
-        if self.joined.len() == 1 && self.calls.is_empty() && self.closing.is_none() {
+        if self.alone.is_none() && self.joined.len() == 1 && self.calls.is_empty() && self.closing.is_none() {
             self.alone = self.joined.first().copied();
+            self.told.extend(self.alone);
             self.held.clear();
         }
         self.assert_alone();
@@ -245,38 +276,108 @@ impl Leases {
     /// A session caches nothing any more. Unless it has ended, it may join again.
     pub(crate) fn leave(&mut self, session: u64) {
         self.joined.remove(&session);
-        self.unlocked.remove(&session);
+        self.news.remove(&session);
+        self.told.remove(&session);
         if self.alone == Some(session) {
             self.alone = None;
         }
-        self.held.retain(|_, holders| {
-            holders.remove(&session);
+        let mut freed = self.waiting.end(session);
+        self.held.retain(|file, holders| {
+            if holders.remove(&session).is_some() {
+                freed.insert(*file);
+            }
             !holders.is_empty()
         });
-        self.calls.remove_all(session);
+        let owed_everything = self.calls.owes_everything(session);
+        for call in self.calls.remove_all(session) {
+            freed.extend(call.file);
+            // Nobody has a newer state of the file any more.
+            let (tickets, _) = call.into_tickets();
+            self.end_syncs(tickets, 0);
+        }
         self.given_up.retain(|(other, _)| *other != session);
         // It ended without an answer, and nobody will answer for it any more.
         if let Some(leaving @ (Leaving::Called | Leaving::CalledAgain)) = self.leaving(session) {
             *leaving = Leaving::Failed;
         }
         self.note_alone();
+        match owed_everything {
+            true => self.serve_all_waiting(),
+            false => freed.into_iter().for_each(|file| self.serve_waiting(file)),
+        }
+        self.serve_joining();
     }
 
-    /// Lets a session take part, and returns true if no other one owes everything.
-    pub(crate) fn may_ask(&mut self, session: u64) -> bool {
-        let joined = self.join(session);
-        assert!(self.has_joined(session), "session {session} takes part from now on");
-        joined && !self.owes_everything(|other| other != session)
+    /// Grants a lease, or notes that the session waits for it and revokes those in the way. The session takes
+    /// part.
+    pub(crate) fn ask(&mut self, session: u64, file: FileId, exclusive: bool) -> Asked<u64> {
+        // A request for less than the session waits for already is a part of that.
+        let exclusive = exclusive || self.waiting.wants_exclusive(file, session);
+        let waits = self.waiting.first(file, |other| other != session && self.may_get_leases(other));
+        if waits.is_none()
+            && let Some(grant) = self.try_grant(session, file, exclusive)
+        {
+            // An earlier request of the session may wait for the news.
+            self.end_want(session, file, exclusive, grant);
+            return Asked::Now(grant);
+        }
+        if !self.waiting.has_room(session) {
+            return Asked::TooMany;
+        }
+        self.waiting.want(file, Wanted { session, exclusive });
+        Asked::Waits
+    }
+
+    /// False if a session gets no lease at all: another one owes everything, or it has left, or the service
+    /// stops and this one has given up everything.
+    fn may_get_leases(&self, session: u64) -> bool {
+        self.joined.contains(&session)
+            && self.may_have_leases(session)
+            && !self.owes_everything(|other| other != session)
+    }
+
+    /// Looks again at the requests that wait for a file.
+    fn serve_waiting(&mut self, file: FileId) {
+        while let Some(Wanted { session, exclusive }) =
+            self.waiting.first(file, |session| self.may_get_leases(session))
+        {
+            let Some(grant) = self.try_grant(session, file, exclusive) else { break };
+            self.end_want(session, file, exclusive, grant);
+        }
+        for session in self.waiting.resizers(file) {
+            if self.try_resize(session, file).is_some() {
+                self.tell(session, News::again);
+            }
+        }
+    }
+
+    /// A session gets a lease for which it may have waited.
+    fn end_want(&mut self, session: u64, file: FileId, exclusive: bool, grant: u64) {
+        if self.waiting.end_want(file, session) {
+            self.news.entry(session).or_default().grant(grant, file, exclusive);
+            self.told.insert(session);
+        }
+    }
+
+    /// Looks again at all requests that wait, after an answer to a revocation of everything.
+    fn serve_all_waiting(&mut self) {
+        self.waiting.files().into_iter().for_each(|file| self.serve_waiting(file));
+    }
+
+    /// Lets sessions ask again that wait to take part, if they may now.
+    fn serve_joining(&mut self) {
+        if self.closing.is_some() || self.owes_everything(|_| true) {
+            return;
+        }
+        for session in self.waiting.take_joining() {
+            self.tell(session, News::again);
+        }
     }
 
     /// Grants a lease and returns its number, or revokes the leases that conflict with it. A session that has
     /// not joined gets none.
-    pub(crate) fn try_grant(&mut self, session: u64, file: FileId, exclusive: bool) -> Option<u64> {
-        if !self.joined.contains(&session)
-            || !self.may_have_leases(session)
-            || self.owes_everything(|other| other != session)
-            || self.is_called(session, file, 0)
-        {
+    fn try_grant(&mut self, session: u64, file: FileId, exclusive: bool) -> Option<u64> {
+        if !self.may_get_leases(session) || self.is_called(session, file, 0) {
             return None;
         }
         let in_the_way = self.held_by_others(session, file, |held| exclusive || held.exclusive);
@@ -297,9 +398,34 @@ impl Leases {
         None
     }
 
-    /// Lets a session change a file's size, or revokes the leases of others. Another session's lease is no
-    /// obstacle if that session waits here too.
-    pub(crate) fn try_resize(&mut self, session: u64, file: FileId) -> Option<()> {
+    /// Lets a session change a file's size, or notes that it waits to do so.
+    pub(crate) fn ask_to_resize(&mut self, session: u64, file: FileId) -> Asked<()> {
+        if !self.waiting.has_room(session) {
+            return Asked::TooMany;
+        }
+        let waited = self.waiting.resizes(file, session);
+        self.waiting.resize(file, session);
+        if self.try_resize(session, file).is_some() {
+            self.waiting.end_resize(file, session);
+            return Asked::Now(());
+        }
+        // Another one that waits for this session's lease can go on.
+        match self.calls.owes_everything(session) {
+            _ if waited => {}
+            true => self.serve_all_waiting(),
+            false => self.serve_waiting(file),
+        }
+        Asked::Waits
+    }
+
+    /// A session does not want to change the size of a file any more.
+    pub(crate) fn resign(&mut self, session: u64, file: FileId) {
+        self.waiting.end_resize(file, session);
+    }
+
+    /// Returns a value if a session may change a file's size; otherwise revokes the leases of others. Another
+    /// session's lease is no obstacle if that session waits here too.
+    fn try_resize(&mut self, session: u64, file: FileId) -> Option<()> {
         let own = self.held.get(&file).and_then(|holders| holders.get(&session));
         if self.alone == Some(session) || own.is_some_and(|own| own.exclusive) {
             return Some(());
@@ -307,18 +433,17 @@ impl Leases {
         // After a restart other sessions may own any lease. One that waits here too for the same inode is no
         // obstacle. One that waits for another inode may wait for this session: it gives up this inode alone.
         let is_free =
-            |other: u64| self.resizing.contains_key(&(file, other)) || self.given_up.contains(&(other, file));
-        let waits = |other: u64| self.resizing.keys().any(|(_, session)| *session == other);
+            |other: u64| self.waiting.resizes(file, other) || self.given_up.contains(&(other, file));
         let mut owing: Vec<(u64, u64)> = self.calls.owing().into_iter().collect();
         owing.retain(|(other, _)| *other != session && !is_free(*other));
         if !owing.is_empty() {
-            owing.retain(|(other, _)| waits(*other));
+            owing.retain(|(other, _)| self.waiting.resizes_any(*other));
             self.call_back(file, &owing);
             return None;
         }
         let others = self.held_by_others(session, file, |_| true);
         self.call_back(file, &others);
-        others.iter().all(|(other, _)| self.resizing.contains_key(&(file, *other))).then_some(())
+        others.iter().all(|(other, _)| self.waiting.resizes(file, *other)).then_some(())
     }
 
     pub(crate) fn held_by_others(
@@ -340,31 +465,40 @@ impl Leases {
     fn call_back(&mut self, file: FileId, holders: &[(u64, u64)]) {
         for (session, grant) in holders.iter().copied() {
             if !self.is_called(session, file, grant) {
-                let number = self.next();
-                self.calls
-                    .insert(number, Call { session, file: Some(file), is_sync: false, grant, sent: false });
+                self.call(Call::revocation(session, Some(file), grant));
             }
         }
     }
 
-    /// Asks other sessions that may have unsynced changes of a file to sync them. Returns the numbers of the
-    /// requests to wait for.
-    pub(crate) fn call_sync(&mut self, session: u64, file: FileId) -> Vec<u64> {
+    /// Asks other sessions that may have unsynced changes of a file to sync them. The outcome comes under the
+    /// number `ticket` of the session, unless there is none to ask.
+    pub(crate) fn ask_to_sync(&mut self, session: u64, file: FileId, ticket: u64) -> Asked<()> {
         let others = self.may_be_unsynced_at(session, file);
-        others.into_iter().map(|(other, grant)| self.call_sync_of(other, file, grant)).collect()
+        if others.is_empty() {
+            return Asked::Now(());
+        }
+        if self.waiting.has_ticket(session, ticket) {
+            return Asked::Waits;
+        }
+        if !self.waiting.has_room(session) {
+            return Asked::TooMany;
+        }
+        self.waiting.begin_ticket(session, ticket, others.len());
+        for (other, grant) in others {
+            if !self.calls.share_sync(other, file, (session, ticket)) {
+                self.call(Call::sync(other, file, grant, (session, ticket)));
+            }
+        }
+        Asked::Waits
     }
 
-    fn call_sync_of(&mut self, session: u64, file: FileId, grant: u64) -> u64 {
-        // A request that has been sent may be answered with an older state of the file, so only one not yet
-        // sent is shared.
-        if let Some((number, _)) =
-            self.calls.about(session, file).find(|(_, call)| call.is_sync && !call.sent)
-        {
-            return number;
+    /// A sync has ended on which these tickets waited.
+    fn end_syncs(&mut self, tickets: Vec<(u64, u64)>, errno: u16) {
+        for (session, ticket) in tickets {
+            if let Some(errno) = self.waiting.end_sync(session, ticket, errno) {
+                self.tell(session, |news, number| news.sync(number, ticket, errno));
+            }
         }
-        let number = self.next();
-        self.calls.insert(number, Call { session, file: Some(file), is_sync: true, grant, sent: false });
-        number
     }
 
     /// A session reports, before its answer, that it could not sync, or could not give up everything.
@@ -372,13 +506,8 @@ impl Leases {
         let Some(call) = self.calls.get(session, number) else { return };
         match (call.is_sync, call.file) {
             (true, _) => {
-                if self.failed.len() >= MOST_FAILED
-                    && let Some((number, _)) = self.failed.pop_front()
-                {
-                    self.forgotten = self.forgotten.max(number);
-                }
-                self.failed.push_back((number, u16::try_from(errno).unwrap_or_default()));
-                assert!(self.failed.len() <= MOST_FAILED, "{} failed requests", self.failed.len());
+                let errno = u16::try_from(errno).ok().filter(|errno| *errno > 0).unwrap_or(EIO);
+                self.calls.fail(session, number, errno);
             }
             (false, None) => {
                 if let Some(leaving) = self.leaving(session) {
@@ -389,25 +518,16 @@ impl Leases {
         }
     }
 
-    /// Result of a sync request: none until it is answered, and an errno if it failed.
-    pub(crate) fn synced(&self, number: u64) -> Option<Result<(), u16>> {
-        if self.calls.contains(number) {
-            return None;
-        }
-        match self.failed.iter().find(|(failed, _)| *failed == number) {
-            Some((_, errno)) => Some(Err(*errno)),
-            // It may be one of those that failed.
-            None if number <= self.forgotten => Some(Err(0)),
-            None => Some(Ok(())),
-        }
-    }
-
     pub(crate) fn answered(&mut self, session: u64, number: u64) {
         let Some(call) = self.calls.remove(session, number) else { return };
+        let was_revoked = (!call.is_sync).then_some(call.file);
         match call.file {
-            _ if call.is_sync => {}
+            _ if call.is_sync => {
+                let (tickets, errno) = call.into_tickets();
+                self.end_syncs(tickets, errno);
+            }
             Some(file) => {
-                self.drop_held(session, file, call.grant);
+                self.end_held(session, file, call.grant);
                 if self.calls.owes_everything(session) {
                     self.given_up.insert((session, file));
                 }
@@ -426,9 +546,22 @@ impl Leases {
             }
         }
         self.note_alone();
+        match was_revoked {
+            None => {}
+            Some(Some(file)) => self.serve_waiting(file),
+            Some(None) => self.serve_all_waiting(),
+        }
+        // The answer may have been the last one, or the session is alone now.
+        self.serve_joining();
     }
 
-    pub(crate) fn drop_held(&mut self, session: u64, file: FileId, grant: u64) {
+    /// A session has released a lease of its own accord.
+    pub(crate) fn release(&mut self, session: u64, file: FileId, grant: u64) {
+        self.end_held(session, file, grant);
+        self.serve_waiting(file);
+    }
+
+    fn end_held(&mut self, session: u64, file: FileId, grant: u64) {
         let Some(holders) = self.held.get_mut(&file) else { return };
         if holders.get(&session).is_some_and(|held| held.grant <= grant) {
             holders.remove(&session);
@@ -459,7 +592,7 @@ impl Leases {
 
     /// Notes that a session may try again to lock byte ranges of an inode.
     pub(crate) fn note_unlocked(&mut self, session: u64, file: FileId) {
-        self.unlocked.entry(session).or_default().insert(file);
+        self.tell(session, |news, number| news.unlock(number, file));
     }
 
     /// News for a session; none if there are none.
@@ -475,11 +608,16 @@ impl Leases {
             LeaseCall { number, ino: ino.0, is_sync: call.is_sync, grant: call.grant, branch: branch.0 }
         };
         let calls: Vec<LeaseCall> = self.calls.send(session, request.seen).into_iter().map(call).collect();
-        let unlocked = self.unlocked.remove(&session).into_iter().flatten();
-        let unlocked: Vec<FileRef> =
-            unlocked.map(|file| FileRef { ino: file.ino.0, branch: file.branch.0 }).collect();
-        let nothing = calls.is_empty() && unlocked.is_empty() && alone == request.alone;
-        (!nothing).then_some(WatchReply { alone, calls, unlocked })
+        let mut reply = WatchReply::default();
+        if let Some(news) = self.news.get_mut(&session) {
+            news.seen(request.seen);
+            reply = news.reply();
+            if news.is_empty() {
+                self.news.remove(&session);
+            }
+        }
+        let nothing = calls.is_empty() && !self.news.contains_key(&session) && alone == request.alone;
+        (!nothing).then_some(WatchReply { alone, calls, ..reply })
     }
 }
 

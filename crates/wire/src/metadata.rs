@@ -121,6 +121,17 @@ pub struct InodeRequest {
     pub ino: u64,
 }
 
+/// A request for attributes.
+#[derive(Clone, PartialEq, Message)]
+pub struct GetAttrRequest {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// A number of the client, under which it waits if other clients must sync the file first. With 0 it
+    /// takes what the service has.
+    #[prost(uint64, tag = "2")]
+    pub ticket: u64,
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub struct AttrReply {
     #[prost(message, optional, tag = "1")]
@@ -128,6 +139,10 @@ pub struct AttrReply {
     /// In the reply to an open: another client may have a size and a time of this file that it has not sent.
     #[prost(bool, tag = "2")]
     pub may_be_unsynced: bool,
+    /// In the reply to a GetAttr with a ticket: other clients were asked to sync the file. A
+    /// [`WatchReply::synced`] says when they have; then the client asks again, without a ticket.
+    #[prost(bool, tag = "3")]
+    pub wait: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -458,9 +473,12 @@ pub struct LeaseRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseReply {
-    /// The number of this grant. Numbers rise within one start of the service.
+    /// The number of this grant; 0 with `wait`. Numbers rise within one start of the service.
     #[prost(uint64, tag = "1")]
     pub grant: u64,
+    /// Others hold it. A [`WatchReply::granted`] gives it when they have given theirs back.
+    #[prost(bool, tag = "2")]
+    pub wait: bool,
 }
 
 /// A revocation: a client must give a lease back, or sync a file, because another client waits.
@@ -493,7 +511,7 @@ pub struct ReleasedLease {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchRequest {
-    /// The greatest number of a revocation that the client has received.
+    /// The greatest number of anything in replies that the client has received.
     #[prost(uint64, tag = "1")]
     pub seen: u64,
     /// Numbers of revocations that the client has carried out.
@@ -516,6 +534,9 @@ pub struct WatchRequest {
     /// Those of the `answered` revocations for which the sync failed.
     #[prost(message, repeated, tag = "8")]
     pub failed: Vec<FailedSync>,
+    /// Files of which the client no longer wants to change the size, although it was told to ask again.
+    #[prost(message, repeated, tag = "9")]
+    pub resigned: Vec<FileRef>,
 }
 
 /// The error of a client that could not sync a file, or all files, for a revocation.
@@ -538,7 +559,16 @@ pub struct WatchReply {
     pub calls: Vec<LeaseCall>,
     /// Files with locks that the client waits for and that may be free now.
     #[prost(message, repeated, tag = "3")]
-    pub unlocked: Vec<FileRef>,
+    pub unlocked: Vec<Unlocked>,
+    /// Leases that the client waited for.
+    #[prost(message, repeated, tag = "4")]
+    pub granted: Vec<Granted>,
+    /// GetAttr requests for which others have synced the file, or could not.
+    #[prost(message, repeated, tag = "5")]
+    pub synced: Vec<Synced>,
+    /// Requests that failed with EAGAIN before this number was given may succeed now; 0 for none.
+    #[prost(uint64, tag = "6")]
+    pub again: u64,
 }
 
 /// A file in a list.
@@ -548,6 +578,44 @@ pub struct FileRef {
     pub ino: u64,
     #[prost(uint64, tag = "2")]
     pub branch: u64,
+}
+
+/// A file with a lock that was released.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Unlocked {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    #[prost(uint64, tag = "2")]
+    pub branch: u64,
+    #[prost(uint64, tag = "3")]
+    pub number: u64,
+}
+
+/// A lease that a client waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Granted {
+    /// The number of the grant.
+    #[prost(uint64, tag = "1")]
+    pub grant: u64,
+    #[prost(uint64, tag = "2")]
+    pub ino: u64,
+    #[prost(uint64, tag = "3")]
+    pub branch: u64,
+    #[prost(bool, tag = "4")]
+    pub exclusive: bool,
+}
+
+/// The end of a wait for others to sync a file.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Synced {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// The number that the client gave its request.
+    #[prost(uint64, tag = "2")]
+    pub ticket: u64,
+    /// errno(3) of a client that could not sync; 0 if all have.
+    #[prost(uint32, tag = "3")]
+    pub errno: u32,
 }
 
 /// An advisory lock: a request to set, release or test it, or a lock in the way of one.
@@ -624,7 +692,7 @@ macro_rules! name_files {
     };
 }
 
-name_files!(Attr, DirEntry, FileRef, LeaseCall, LockRequest, OpenCount, ReleasedLease);
+name_files!(Attr, DirEntry, FileRef, Granted, LeaseCall, LockRequest, OpenCount, ReleasedLease, Unlocked);
 
 impl HelloReply {
     /// The root directory.
@@ -689,7 +757,8 @@ impl Reply for HelloReply {
 impl Reply for WatchReply {
     fn unknown(&self) -> Option<&'static str> {
         let calls = self.calls.iter().map(|call| call.branch);
-        let mut branches = calls.chain(self.unlocked.iter().map(|file| file.branch));
+        let granted = self.granted.iter().map(|lease| lease.branch);
+        let mut branches = calls.chain(granted).chain(self.unlocked.iter().map(|file| file.branch));
         branches.any(|branch| branch != 0).then_some("a file of another branch")
     }
 }

@@ -37,23 +37,23 @@ fn headers_are_as_in_the_first_release() {
         (
             Header::request(Kind::Hello),
             &b""[..],
-            "504e534b020001000000000000000000000000000000000000000000000000000000000000000000\
+            "504e534b030001000000000000000000000000000000000000000000000000000000000000000000\
              01000000000000000000000000000000000000000000000000000000000000000000000000000000\
-             0000000000000000000000000000000000000000145dc845",
+             000000000000000000000000000000000000000073125781",
         ),
         (
             request,
             b"abc",
-            "504e534b020026000000000003000000001000000807060504030201040000000000000005000000\
+            "504e534b030026000000000003000000001000000807060504030201040000000000000005000000\
              01000000060000000000000307000000000000000800000000000000000000000000000000000000\
-             0000000009000000000000000a00000000000000a6ce6345",
+             0000000009000000000000000a000000000000000cdd67c3",
         ),
         (
             reply.header,
             b"full",
-            "504e534b020011000100000004000000000000000300000000000000000000000000000000000000\
+            "504e534b030011000100000004000000000000000300000000000000000000000000000000000000\
              01000000000000000000000200000000000000000000000004001c00000000000000000000000000\
-             0000000000000000000000000000000000000000da0396b3",
+             0000000000000000000000000000000000000000579ab97a",
         ),
     ];
     for (header, body, wanted) in golden {
@@ -155,11 +155,21 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         &LeaseRequest { ino: 7, exclusive: true, first: 0, last: u64::MAX },
         "0807100120ffffffffffffffffff01",
     );
-    golden(&LeaseReply { grant: 3 }, "0803");
+    golden(&LeaseReply { grant: 3, wait: false }, "0803");
+    golden(&LeaseReply { grant: 0, wait: true }, "1001");
     let call = LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3, branch: 0 };
     golden(
-        &WatchReply { alone: true, calls: vec![call], unlocked: vec![FileRef { ino: 7, branch: 9 }] },
-        "0801120808041007180120031a0408071009",
+        &WatchReply {
+            alone: true,
+            calls: vec![call],
+            unlocked: vec![Unlocked { ino: 7, branch: 9, number: 5 }],
+            granted: vec![Granted { grant: 6, ino: 7, branch: 9, exclusive: true }],
+            synced: vec![Synced { number: 8, ticket: 9, errno: 28 }],
+            again: 10,
+        },
+        "0801120808041007180120031a0608071009180522080806100718092001 2a060808100918 1c 300a"
+            .replace(' ', "")
+            .as_str(),
     );
     let watch = WatchRequest {
         seen: 4,
@@ -170,10 +180,12 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         leaves: true,
         generation: 9,
         failed: vec![FailedSync { number: 3, errno: 28 }],
+        resigned: vec![FileRef { ino: 7, branch: 0 }],
     };
-    golden(&watch, "08041201031a0408071003200128013001380942040803101c");
+    golden(&watch, "08041201031a0408071003200128013001380942040803101c4a020807");
     golden(&NameRequest { dir: 1, name: name.clone(), directory: true }, "080112046e616d651801");
     golden(&InodeRequest { ino: u64::MAX }, "08ffffffffffffffffff01");
+    golden(&GetAttrRequest { ino: 7, ticket: 9 }, "08071009");
     let set = SetAttrRequest {
         ino: 7,
         mode: Some(0),
@@ -248,8 +260,8 @@ fn what_came_to_requests_later_keeps_its_numbers() {
 #[test]
 fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&attr(), ATTR);
-    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false }, &format!("0a3b{ATTR}"));
-    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true }, &format!("0a3b{ATTR}1001"));
+    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false, wait: false }, &format!("0a3b{ATTR}"));
+    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true, wait: false }, &format!("0a3b{ATTR}1001"));
     let address = "10.0.0.1:31".to_owned();
     let targets = vec![TargetPlace { target: 5, addresses: vec![address] }, TargetPlace::default()];
     golden(
@@ -308,8 +320,8 @@ fn replies_about_what_this_release_does_not_know_are_refused() {
     let call = || LeaseCall { branch: 9, ..LeaseCall::default() };
     let hello = || HelloReply { targets: vec![TargetPlace::default()], ..HelloReply::default() };
     let unknown = [
-        AttrReply { attr: elsewhere(), may_be_unsynced: false }.unknown(),
-        AttrReply { attr: spread, may_be_unsynced: false }.unknown(),
+        AttrReply { attr: elsewhere(), may_be_unsynced: false, wait: false }.unknown(),
+        AttrReply { attr: spread, may_be_unsynced: false, wait: false }.unknown(),
         RenameReply { replaced: elsewhere() }.unknown(),
         ReadDirReply { parent_branch: 9, ..ReadDirReply::default() }.unknown(),
         ReadDirReply { entries: vec![DirEntry { branch: 9, ..entry() }], ..ReadDirReply::default() }
@@ -317,7 +329,10 @@ fn replies_about_what_this_release_does_not_know_are_refused() {
         ReadDirReply { entries: vec![DirEntry { attr: elsewhere(), ..entry() }], ..ReadDirReply::default() }
             .unknown(),
         WatchReply { calls: vec![call()], ..WatchReply::default() }.unknown(),
-        WatchReply { unlocked: vec![FileRef { ino: 7, branch: 9 }], ..WatchReply::default() }.unknown(),
+        WatchReply { unlocked: vec![Unlocked { ino: 7, branch: 9, number: 1 }], ..WatchReply::default() }
+            .unknown(),
+        WatchReply { granted: vec![Granted { branch: 9, ..Granted::default() }], ..WatchReply::default() }
+            .unknown(),
         LockReply { conflict: Some(LockRequest { branch: 9, ..LockRequest::default() }), early: false }
             .unknown(),
         HelloReply { branch: 9, ..hello() }.unknown(),
@@ -326,7 +341,7 @@ fn replies_about_what_this_release_does_not_know_are_refused() {
     ];
     assert!(unknown.iter().all(Option::is_some), "{unknown:?}");
     let known = [
-        AttrReply { attr: Some(attr()), may_be_unsynced: true }.unknown(),
+        AttrReply { attr: Some(attr()), may_be_unsynced: true, wait: false }.unknown(),
         RenameReply { replaced: None }.unknown(),
         ReadDirReply { entries: vec![entry()], ..ReadDirReply::default() }.unknown(),
         WatchReply { calls: vec![LeaseCall::default()], ..WatchReply::default() }.unknown(),

@@ -6,9 +6,9 @@ pub struct Version(u16);
 
 impl Version {
     /// The newest version of this release, which both ends of a connection within a process speak.
-    pub const NEWEST: Self = Self(2);
+    pub const NEWEST: Self = Self(3);
     /// The oldest version of this release. The release before the next one speaks it too.
-    pub const OLDEST: Self = Self(2);
+    pub const OLDEST: Self = Self(3);
 
     /// The version of this number; none if this release does not speak it.
     pub fn of_number(number: u16) -> Option<Self> {

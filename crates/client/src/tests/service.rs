@@ -9,8 +9,8 @@ use penstock_wire::data::{
     encode_reply,
 };
 use penstock_wire::metadata::{
-    Attr, AttrReply, EmptyReply, HelloReply, InodeRequest, LeaseCall, LeaseReply, LeaseRequest, LockReply,
-    SetAttrRequest, TargetPlace, WatchReply, WatchRequest,
+    Attr, AttrReply, EmptyReply, GetAttrRequest, Granted, HelloReply, InodeRequest, LeaseCall, LeaseReply,
+    LeaseRequest, LockReply, SetAttrRequest, Synced, TargetPlace, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
@@ -78,6 +78,16 @@ pub(super) struct Service {
     durable: RefCell<BTreeMap<u64, File>>,
     /// Requests and replies take any time below this, and are lost by a restart meanwhile.
     pub(super) delay_most: Cell<Duration>,
+    /// Another client holds every lease: requests wait until it gives it back.
+    pub(super) holds_leases: Cell<bool>,
+    /// Another client must sync before attributes are known.
+    pub(super) must_sync: Cell<bool>,
+    /// Another client caches sizes, or everything: requests of these kinds must be sent again.
+    pub(super) again_for: Cell<Option<Kind>>,
+    /// The news of this start.
+    news: RefCell<WatchReply>,
+    /// Files of which the client does not want to change the size any more.
+    pub(super) resigned: RefCell<Vec<u64>>,
 }
 
 impl Service {
@@ -102,6 +112,11 @@ impl Service {
             restarts_at_sync: Cell::default(),
             durable: RefCell::default(),
             delay_most: Cell::default(),
+            holds_leases: Cell::default(),
+            must_sync: Cell::default(),
+            again_for: Cell::default(),
+            news: RefCell::default(),
+            resigned: RefCell::default(),
         })
     }
 
@@ -143,6 +158,37 @@ impl Service {
         self.generation.set(self.generation.get() + 1);
         self.calls.take();
         self.last_call.take();
+        self.news.take();
+    }
+
+    /// The next number of the news, which grants have as well.
+    fn next_number(&self) -> u64 {
+        let number = self.next_grant.get().max(self.last_call.get() + 1);
+        self.next_grant.set(number + 1);
+        self.last_call.set(number);
+        number
+    }
+
+    /// The client gets a lease that it waits for.
+    pub(super) fn grant(&self, file: FileId, exclusive: bool) -> u64 {
+        let grant = self.next_number();
+        let granted = Granted { grant, ino: file.ino.0, branch: 0, exclusive };
+        self.news.borrow_mut().granted.push(granted);
+        grant
+    }
+
+    /// Another client has synced, or could not, for all tickets up to this one.
+    pub(super) fn synced(&self, tickets: std::ops::RangeInclusive<u64>, errno: u32) {
+        for ticket in tickets {
+            let number = self.next_number();
+            self.news.borrow_mut().synced.push(Synced { number, ticket, errno });
+        }
+    }
+
+    /// Requests may be sent again.
+    pub(super) fn again(&self) {
+        self.again_for.set(None);
+        self.news.borrow_mut().again = self.next_number();
     }
 
     /// Loses what is not durable, and starts again.
@@ -243,6 +289,9 @@ impl Service {
         if let Some(failure) = self.failure(kind) {
             return Err(failure);
         }
+        if self.again_for.get() == Some(kind) {
+            return Err(Failure::ask_again());
+        }
         if matches!(
             kind,
             Kind::Write | Kind::Commit | Kind::SetAttr | Kind::Sync | Kind::Space | Kind::Rename
@@ -265,9 +314,17 @@ impl Service {
             Kind::Watch => self.watch(&WatchRequest::decode(body).unwrap()).await,
             Kind::Lease => {
                 let _ = LeaseRequest::decode(body).unwrap();
-                let grant = self.next_grant.replace(self.next_grant.get() + 1);
+                let reply = match self.holds_leases.get() {
+                    true => LeaseReply { grant: 0, wait: true },
+                    false => {
+                        LeaseReply { grant: self.next_grant.replace(self.next_grant.get() + 1), wait: false }
+                    }
+                };
                 self.world.env().sleep(self.lease_reply.get()).await;
-                LeaseReply { grant }.encode_to_vec()
+                reply.encode_to_vec()
+            }
+            Kind::GetAttr if self.must_sync.get() && GetAttrRequest::decode(body).unwrap().ticket > 0 => {
+                AttrReply { wait: true, ..AttrReply::default() }.encode_to_vec()
             }
             Kind::GetAttr | Kind::Open => {
                 let ino = InodeRequest::decode(body).unwrap().ino;
@@ -277,7 +334,7 @@ impl Service {
             Kind::Unlink => {
                 let attr =
                     self.files.borrow().values().next().map(|file| Attr { nlink: 0, ..file.attr.clone() });
-                AttrReply { attr, may_be_unsynced: false }.encode_to_vec()
+                AttrReply { attr, may_be_unsynced: false, wait: false }.encode_to_vec()
             }
             Kind::SetAttr => self.set_attr(&SetAttrRequest::decode(body).unwrap())?,
             Kind::Read => {
@@ -351,7 +408,7 @@ impl Service {
     fn reply(&self, ino: u64) -> Result<Vec<u8>, Failure> {
         let gone = Failure { kind: ErrorKind::Invalid, errno: 116, message: "no such inode".into() };
         let attr = self.files.borrow().get(&ino).map(|file| file.attr.clone()).ok_or(gone)?;
-        Ok(AttrReply { attr: Some(attr), may_be_unsynced: false }.encode_to_vec())
+        Ok(AttrReply { attr: Some(attr), may_be_unsynced: false, wait: false }.encode_to_vec())
     }
 
     fn set_attr(&self, request: &SetAttrRequest) -> Result<Vec<u8>, Failure> {
@@ -397,8 +454,10 @@ impl Service {
                 self.answered.borrow_mut().push((*number, !has_failed));
             }
         }
+        self.resigned.borrow_mut().extend(request.resigned.iter().map(|file| file.ino));
         if request.leaves {
             self.calls.take();
+            self.news.take();
         }
         if !request.wait {
             return WatchReply { alone: request.alone, ..WatchReply::default() }.encode_to_vec();
@@ -411,7 +470,10 @@ impl Service {
         }
         let calls = unseen();
         let is_alone = self.alone.get() && self.calls.borrow().is_empty();
-        WatchReply { alone: is_alone, calls, unlocked: Vec::new() }.encode_to_vec()
+        let mut news = self.news.borrow_mut();
+        news.granted.retain(|granted| granted.grant > seen);
+        news.synced.retain(|synced| synced.number > seen);
+        WatchReply { alone: is_alone, calls, ..news.clone() }.encode_to_vec()
     }
 }
 

@@ -18,7 +18,7 @@ fn message<M: Message + Default + PartialEq + Debug>(body: &[u8]) -> Result<Verd
 
 type Check = fn(&[u8]) -> Result<Verdict, String>;
 
-const MESSAGES: [Check; 25] = [
+const MESSAGES: [Check; 26] = [
     message::<HelloRequest>,
     message::<HelloReply>,
     message::<NameRequest>,
@@ -44,6 +44,7 @@ const MESSAGES: [Check; 25] = [
     message::<LeaseReply>,
     message::<LockReply>,
     message::<LockRequest>,
+    message::<GetAttrRequest>,
 ];
 
 fn check(bytes: &[u8]) -> Result<Verdict, String> {
@@ -84,7 +85,7 @@ fn seeds() -> Vec<Vec<u8>> {
         .encode_to_vec(),
         NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),
-        AttrReply { attr: Some(attr.clone()), may_be_unsynced: true }.encode_to_vec(),
+        AttrReply { attr: Some(attr.clone()), may_be_unsynced: true, wait: false }.encode_to_vec(),
         SetAttrRequest { ino: 7, mode: Some(0), size: Some(0), grow: true, ..Default::default() }
             .encode_to_vec(),
         MakeRequest { dir: 1, name: name.clone(), target: value.clone(), open: true, ..Default::default() }
@@ -120,11 +121,20 @@ fn seeds() -> Vec<Vec<u8>> {
             ..Default::default()
         }
         .encode_to_vec(),
-        WatchReply { alone: true, calls, unlocked: vec![FileRef { ino: 7, branch: 4 }] }.encode_to_vec(),
+        WatchReply {
+            alone: true,
+            calls,
+            unlocked: vec![Unlocked { ino: 7, branch: 4, number: 5 }],
+            granted: vec![Granted { grant: 6, ino: 7, branch: 8, exclusive: true }],
+            synced: vec![Synced { number: 7, ticket: 9, errno: 28 }],
+            again: 8,
+        }
+        .encode_to_vec(),
         LeaseRequest { ino: 7, exclusive: true, first: 0, last: u64::MAX }.encode_to_vec(),
-        LeaseReply { grant: 3 }.encode_to_vec(),
+        LeaseReply { grant: 3, wait: true }.encode_to_vec(),
         LockReply { conflict: Some(lock.clone()), early: true }.encode_to_vec(),
         lock.encode_to_vec(),
+        GetAttrRequest { ino: 7, ticket: u64::MAX }.encode_to_vec(),
     ];
     (0u8..).zip(bodies).map(|(which, body)| [vec![which], body].concat()).collect()
 }

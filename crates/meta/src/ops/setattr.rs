@@ -9,7 +9,7 @@ use penstock_base::{BLOCK_BYTES, FileId, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError, Known};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::metadata::{InodeRequest, SetAttrRequest, StatFsReply, Time};
+use penstock_wire::metadata::{SetAttrRequest, StatFsReply, Time};
 use prost::Message;
 use rustix::io::Errno;
 
@@ -35,8 +35,8 @@ impl Cleared {
 }
 
 /// Returns an inode's attributes.
-pub(crate) async fn get_attr(parts: &Parts, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
-    Ok(encode_attr(parts.attr_now(Ino(request.ino)).await?))
+pub(crate) async fn get_attr(parts: &Parts, ino: Ino) -> Result<Vec<u8>, MetaError> {
+    Ok(encode_attr(parts.attr_now(ino).await?))
 }
 
 /// Changes attributes. With a new size, everything behind the new end and behind the old one reads as

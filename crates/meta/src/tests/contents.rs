@@ -9,7 +9,7 @@ use penstock_base::{BLOCK_BYTES, Branch, ErrorKind, Id128, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{ChunkError, FileUse, Owner};
 use penstock_session::Request;
 use penstock_wire::metadata::{
-    AttrReply, HelloReply, HelloRequest, InodeRequest, LeaseRequest, LockChange, LockRequest, OpenCount,
+    AttrReply, HelloReply, HelloRequest, LeaseRequest, LockChange, LockRequest, MakeRequest, OpenCount,
     PingRequest, ReadDirReply, ReadDirRequest, SetAttrRequest, StatFsReply, Time, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Header, Kind};
@@ -319,12 +319,10 @@ fn a_repeated_truncation_gets_its_outcome_whatever_others_have() {
         let [own, other] = [remote_session(bed).await, remote_session(bed).await];
         let cut = SetAttrRequest { ino: ino.0, ..size(5) }.encode_to_vec();
         let header = Header { session: own, sequence: 64, ..Header::request(Kind::SetAttr) };
-        clients.join(own).await.unwrap();
+        clients.join(own).unwrap();
         let first = bed.meta.serve(&header, &cut).await.unwrap();
         // Another client comes, this one gives up what it has without leases, and the other one gets a lease.
-        let (env, joining) = (bed.world.env(), clients.clone());
-        env.spawn("join", Box::pin(async move { joining.join(other).await.unwrap() }));
-        env.sleep(Duration::from_millis(10)).await;
+        assert!(clients.join(other).unwrap_err().is_ask_again());
         let watch =
             WatchRequest { wait: true, generation: bed.chunks.generation(), ..WatchRequest::default() };
         let called = clients.watch(own, &watch.encode_to_vec()).await.unwrap();
@@ -332,13 +330,41 @@ fn a_repeated_truncation_gets_its_outcome_whatever_others_have() {
         let answered = calls.iter().map(|call| call.number).collect();
         let answer = WatchRequest { wait: false, answered, ..watch };
         clients.watch(own, &answer.encode_to_vec()).await.unwrap();
-        env.sleep(Duration::from_millis(10)).await;
+        clients.join(other).unwrap();
         let lease = LeaseRequest { ino: ino.0, exclusive: true, first: 0, last: u64::MAX };
-        clients.grant(other, Branch::MAIN, &lease.encode_to_vec()).await.unwrap();
+        clients.grant(other, Branch::MAIN, &lease.encode_to_vec()).unwrap();
         assert_eq!(bed.meta.serve(&header, &cut).await.unwrap(), first, "it was carried out");
         let later = Header { sequence: 65, ..header };
         assert!(bed.meta.serve(&later, &cut).await.unwrap_err().is_ask_again(), "a new one waits");
         assert_eq!(bed.inode(ino).await.unwrap().truncations, 1);
+    });
+}
+
+/// A change was carried out, its reply is lost, and the service is started again. The repeat must not be
+/// refused because another client owes everything: it would be sent once more as another request.
+#[test]
+fn a_repeat_gets_its_outcome_although_others_owe_everything() {
+    run(async |bed| {
+        let [own, other] = [remote_session(bed).await, remote_session(bed).await];
+        let make =
+            MakeRequest { dir: ROOT.0, name: b"f".to_vec(), mode: 0o100_644, ..MakeRequest::default() };
+        let (header, body) =
+            (Header { session: own, sequence: 64, ..Header::request(Kind::Make) }, make.encode_to_vec());
+        let first = bed.meta.serve(&header, &body).await.unwrap();
+        bed.meta.sync().await.unwrap();
+        bed.crash().await;
+        let clients = bed.meta.clients().clone();
+        assert!(clients.is_in_use(other), "it may own anything");
+        let watch =
+            WatchRequest { wait: true, generation: bed.chunks.generation(), ..WatchRequest::default() };
+        let calls =
+            WatchReply::decode(&clients.watch(own, &watch.encode_to_vec()).await.unwrap()[..]).unwrap();
+        let answered = calls.calls.iter().map(|call| call.number).collect();
+        let answer = WatchRequest { wait: false, answered, ..watch };
+        clients.watch(own, &answer.encode_to_vec()).await.unwrap();
+        let later = Header { sequence: 65, ..header };
+        assert!(bed.meta.serve(&later, &body).await.unwrap_err().is_ask_again(), "a new one waits");
+        assert_eq!(bed.meta.serve(&header, &body).await.unwrap(), first, "it was carried out");
     });
 }
 
@@ -524,8 +550,7 @@ fn attributes_say_what_a_file_takes() {
         }
         set(bed, ino, SetAttrRequest { grow: true, ..size(91 * BLOCK) }).await.unwrap();
         let blocks = async |bed: &mut Bed| {
-            let request = InodeRequest { ino: ino.0 };
-            let reply = ops::get_attr(&bed.meta.parts, request).await.unwrap();
+            let reply = ops::get_attr(&bed.meta.parts, ino).await.unwrap();
             AttrReply::decode(&reply[..]).unwrap().attr.unwrap().blocks
         };
         assert_eq!(blocks(bed).await, 3);

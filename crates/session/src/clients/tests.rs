@@ -3,7 +3,7 @@ use crate::rows::{all_results, all_sessions};
 use penstock_kv::MemKv;
 use penstock_sim::World;
 use penstock_wire::Kind;
-use penstock_wire::metadata::{FailedSync, FileRef, LeaseCall, OpenCount, ReleasedLease};
+use penstock_wire::metadata::{FailedSync, Granted, LeaseCall, OpenCount, ReleasedLease, Unlocked};
 
 fn id(ino: u64) -> FileId {
     FileId::of_numbers(0, ino)
@@ -18,11 +18,14 @@ const INO: FileId = FileId::of_numbers(0, 7);
 
 /// A node with its clients.
 struct Bench {
-    world: World,
     env: Env,
     kv: Rc<MemKv>,
     clients: Rc<Clients>,
+    lefts: Lefts,
 }
+
+/// Number of times that each session has left.
+type Lefts = Rc<RefCell<BTreeMap<u64, u64>>>;
 
 /// Runs a test on a node to which two local clients are connected.
 fn with_two_clients<T>(test: impl AsyncFnOnce(&Bench) -> T) -> T {
@@ -33,7 +36,7 @@ fn with_two_clients<T>(test: impl AsyncFnOnce(&Bench) -> T) -> T {
         for id in [FIRST, SECOND] {
             clients.begin_session(key_of(id), local(id), &mut WriteSet::new());
         }
-        test(&Bench { world: world.clone(), env, kv, clients }).await
+        test(&Bench { env, kv, clients, lefts: Lefts::default() }).await
     });
     world.destroy();
     outcome.unwrap()
@@ -54,11 +57,9 @@ impl Bench {
 
     /// Lets both clients take part, so that they need leases.
     async fn join_both(&self) {
-        self.clients.join(FIRST).await.unwrap();
-        let joining = self.start({
-            let clients = self.clients.clone();
-            async move { clients.join(SECOND).await }
-        });
+        self.clients.join(FIRST).unwrap();
+        let asker = self.asker();
+        let joining = self.start(async move { asker.join(SECOND).await });
         self.pause().await;
         self.answer_all(FIRST).await;
         self.pause().await;
@@ -78,17 +79,18 @@ impl Bench {
         self.clients.watch(session, &request.encode_to_vec()).await.unwrap();
     }
 
+    fn asker(&self) -> Asker {
+        Asker { env: self.env.clone(), clients: self.clients.clone(), lefts: self.lefts.clone() }
+    }
+
     async fn grant(&self, session: u64, exclusive: bool) -> Result<u64, Failure> {
-        let request = LeaseRequest { ino: INO.ino.0, exclusive, first: 0, last: u64::MAX };
-        let reply = self.clients.grant(session, Branch::MAIN, &request.encode_to_vec()).await?;
-        Ok(LeaseReply::decode(&reply[..]).unwrap().grant)
+        self.asker().grant(session, INO, exclusive).await
     }
 
     /// Starts a request of a lease.
     fn start_grant(&self, session: u64) -> Rc<RefCell<Option<Result<u64, Failure>>>> {
-        let (world, env, kv) = (self.world.clone(), self.env.clone(), self.kv.clone());
-        let bench = Bench { world, env, kv, clients: self.clients.clone() };
-        self.start(async move { bench.grant(session, true).await })
+        let asker = self.asker();
+        self.start(async move { asker.grant(session, INO, true).await })
     }
 
     /// The second client leaves while its request of the lease that the first one owns waits.
@@ -97,9 +99,108 @@ impl Bench {
         self.grant(FIRST, true).await.unwrap();
         let waiting = self.start_grant(SECOND);
         self.pause().await;
-        let leaving = WatchRequest { generation: GENERATION, leaves: true, ..WatchRequest::default() };
-        self.clients.watch(SECOND, &leaving.encode_to_vec()).await.unwrap();
+        self.leave(SECOND).await;
         waiting
+    }
+
+    /// A client gives up everything, until it asks for something again.
+    async fn leave(&self, session: u64) {
+        let leaving = WatchRequest { generation: GENERATION, leaves: true, ..WatchRequest::default() };
+        self.clients.watch(session, &leaving.encode_to_vec()).await.unwrap();
+        *self.lefts.borrow_mut().entry(session).or_default() += 1;
+    }
+}
+
+/// Asks as a client does: it waits for the news that its request is about.
+#[derive(Clone)]
+struct Asker {
+    env: Env,
+    clients: Rc<Clients>,
+    lefts: Lefts,
+}
+
+impl Asker {
+    fn news(&self, session: u64) -> WatchReply {
+        let request = WatchRequest { generation: GENERATION, ..WatchRequest::default() };
+        self.clients.leases.borrow_mut().news(session, &request).unwrap_or_default()
+    }
+
+    /// Waits until `found` is in the news of a session, or it has left: then none.
+    async fn until<T>(
+        &self,
+        session: u64,
+        found: impl Fn(WatchReply) -> Option<T>,
+    ) -> Result<Option<T>, Failure> {
+        let lefts = || self.lefts.borrow().get(&session).copied();
+        let before = lefts();
+        loop {
+            self.clients.check_session(session)?;
+            if lefts() != before {
+                return Ok(None);
+            }
+            if let Some(found) = found(self.news(session)) {
+                return Ok(Some(found));
+            }
+            self.env.sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Asks until the request is not refused any more.
+    async fn again<T>(&self, session: u64, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+        loop {
+            let before = self.news(session).again;
+            match ask() {
+                Err(failure) if failure.is_ask_again() => {
+                    self.until(session, |news| (news.again != before).then_some(())).await?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn join(&self, session: u64) -> Result<(), Failure> {
+        self.again(session, || self.clients.join(session)).await
+    }
+
+    async fn grant(&self, session: u64, file: FileId, exclusive: bool) -> Result<u64, Failure> {
+        let request = LeaseRequest { ino: file.ino.0, exclusive, first: 0, last: u64::MAX };
+        let granted = |news: WatchReply, before: u64| {
+            let suffices = |granted: &&Granted| granted.file() == file && (granted.exclusive || !exclusive);
+            let grants = news.granted.iter().filter(suffices).filter(|granted| granted.grant > before);
+            grants.map(|granted| granted.grant).max()
+        };
+        loop {
+            self.join(session).await?;
+            let before = granted(self.news(session), 0).unwrap_or_default();
+            let reply = self.clients.grant(session, file.branch, &request.encode_to_vec())?;
+            let LeaseReply { grant, wait } = LeaseReply::decode(&reply[..]).unwrap();
+            if !wait {
+                return Ok(grant);
+            }
+            if let Some(grant) = self.until(session, |news| granted(news, before)).await? {
+                return Ok(grant);
+            }
+        }
+    }
+
+    /// Returns the errno of another client, 0 if all have synced.
+    async fn sync(&self, session: u64, file: FileId) -> Result<u32, Failure> {
+        let ticket = 1 + self.env.random() % (1 << 40);
+        let body = GetAttrRequest { ino: file.ino.0, ticket }.encode_to_vec();
+        self.join(session).await?;
+        let Some(reply) = self.clients.sync_elsewhere(session, file.branch, &body)? else { return Ok(0) };
+        assert!(AttrReply::decode(&reply[..]).unwrap().wait);
+        let outcome = |news: WatchReply| {
+            let outcome = news.synced.iter().find(|synced| synced.ticket == ticket)?;
+            Some(outcome.errno)
+        };
+        Ok(self.until(session, outcome).await?.unwrap_or_default())
+    }
+
+    async fn resize(&self, session: u64, file: FileId) -> Result<(), Failure> {
+        let request = SetAttrRequest { ino: file.ino.0, size: Some(5), ..Default::default() };
+        let ask = || self.clients.may_resize(session, file.branch, &request.encode_to_vec());
+        self.again(session, ask).await
     }
 }
 
@@ -155,7 +256,7 @@ fn a_session_that_does_not_exist_gets_nothing() {
             let failures = [
                 clients.hear(&header).unwrap_err(),
                 clients.begin(&header).map(drop).unwrap_err(),
-                clients.join(session).await.unwrap_err(),
+                clients.join(session).unwrap_err(),
                 bench.grant(session, true).await.unwrap_err(),
                 clients
                     .watch(session, &WatchRequest { wait: true, ..Default::default() }.encode_to_vec())
@@ -329,13 +430,13 @@ fn bodies_that_make_no_sense_are_refused() {
         let part = |first, last| LeaseRequest { ino: 7, exclusive: true, first, last }.encode_to_vec();
         let garbage = || vec![0xff; 5];
         for (what, result) in [
-            ("a lease", clients.grant(FIRST, Branch::MAIN, &garbage()).await.map(drop)),
-            ("a lease on a part", clients.grant(FIRST, Branch::MAIN, &part(1, u64::MAX)).await.map(drop)),
-            ("a lease up to a byte", clients.grant(FIRST, Branch::MAIN, &part(0, 4096)).await.map(drop)),
-            ("an empty lease", clients.grant(FIRST, Branch::MAIN, &[]).await.map(drop)),
+            ("a lease", clients.grant(FIRST, Branch::MAIN, &garbage()).map(drop)),
+            ("a lease on a part", clients.grant(FIRST, Branch::MAIN, &part(1, u64::MAX)).map(drop)),
+            ("a lease up to a byte", clients.grant(FIRST, Branch::MAIN, &part(0, 4096)).map(drop)),
+            ("an empty lease", clients.grant(FIRST, Branch::MAIN, &[]).map(drop)),
             ("a watch", clients.watch(FIRST, &garbage()).await.map(drop)),
-            ("a sync", clients.sync_elsewhere(FIRST, Branch::MAIN, &garbage()).await),
-            ("a change of size", clients.may_resize(FIRST, Branch::MAIN, &garbage()).await),
+            ("a sync", clients.sync_elsewhere(FIRST, Branch::MAIN, &garbage()).map(drop)),
+            ("a change of size", clients.may_resize(FIRST, Branch::MAIN, &garbage())),
         ] {
             assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid, "{what}");
         }
@@ -432,7 +533,10 @@ fn a_released_lock_is_news_for_the_session_that_waits() {
         assert!(bench.clients.lock(SECOND, &lock(LockChange::Shared)).unwrap().conflict.is_some());
         let watching = bench.start({
             let clients = bench.clients.clone();
-            let request = WatchRequest { generation: GENERATION, wait: true, ..WatchRequest::default() };
+            // It has heard that it may take part.
+            let seen = bench.asker().news(SECOND).again;
+            let request =
+                WatchRequest { generation: GENERATION, wait: true, seen, ..WatchRequest::default() };
             async move { clients.watch(SECOND, &request.encode_to_vec()).await }
         });
         bench.pause().await;
@@ -440,27 +544,27 @@ fn a_released_lock_is_news_for_the_session_that_waits() {
         bench.clients.end_session(FIRST).unwrap();
         bench.pause().await;
         let reply = WatchReply::decode(&watching.take().unwrap().unwrap()[..]).unwrap();
-        assert_eq!(reply.unlocked, [FileRef { ino: 7, branch: 0 }]);
+        assert!(matches!(reply.unlocked[..], [Unlocked { ino: 7, branch: 0, .. }]), "{reply:?}");
         assert_eq!(bench.clients.lock(SECOND, &lock(LockChange::Shared)), Ok(LockReply::default()));
     });
 }
 
 #[test]
 fn a_sync_elsewhere_ends_with_the_result_of_the_other_client() {
-    // Columns: the errno that the other client reports, if any, and the errno of the failure.
-    for (reported, expected) in
-        [(None, None), (Some(28), Some(28)), (Some(0), Some(5)), (Some(70_000), Some(5))]
-    {
+    // Columns: the errno that the other client reports, if any, and the errno that the one that waits hears.
+    for (reported, expected) in [(None, 0), (Some(28), 28), (Some(0), 5), (Some(70_000), 5)] {
         with_two_clients(async |bench| {
             bench.join_both().await;
-            let body = InodeRequest { ino: INO.ino.0 }.encode_to_vec();
-            bench.clients.sync_elsewhere(SECOND, Branch::MAIN, &body).await.unwrap();
+            let body = |ticket| GetAttrRequest { ino: INO.ino.0, ticket }.encode_to_vec();
+            let asks = |session, ticket| {
+                bench.clients.sync_elsewhere(session, Branch::MAIN, &body(ticket)).unwrap().is_some()
+            };
+            assert!(!asks(SECOND, 1), "there is nothing to sync");
             bench.grant(FIRST, true).await.unwrap();
-            bench.clients.sync_elsewhere(FIRST, Branch::MAIN, &body).await.unwrap();
-            let syncing = bench.start({
-                let clients = bench.clients.clone();
-                async move { clients.sync_elsewhere(SECOND, Branch::MAIN, &body).await }
-            });
+            assert!(!asks(FIRST, 2), "its own changes");
+            assert!(!asks(SECOND, 0), "it takes what there is");
+            let asker = bench.asker();
+            let syncing = bench.start(async move { asker.sync(SECOND, INO).await });
             bench.pause().await;
             let calls = bench.calls(FIRST).await;
             let [call] = &calls[..] else { panic!("one request, not {calls:?}") };
@@ -472,30 +576,29 @@ fn a_sync_elsewhere_ends_with_the_result_of_the_other_client() {
                 WatchRequest { generation: GENERATION, failed, answered, ..WatchRequest::default() };
             bench.clients.watch(FIRST, &request.encode_to_vec()).await.unwrap();
             bench.pause().await;
-            let result = syncing.take().unwrap();
-            assert_eq!(result.err().map(|failure| failure.errno), expected, "{reported:?}");
+            assert_eq!(syncing.take(), Some(Ok(expected)), "{reported:?}");
         });
     }
 }
 
 #[test]
-fn a_change_of_size_waits_briefly_for_other_sessions() {
+fn a_change_of_size_is_asked_again_when_the_leases_of_others_are_back() {
     with_two_clients(async |bench| {
         let body =
             |size, grow| SetAttrRequest { ino: INO.ino.0, size, grow, ..Default::default() }.encode_to_vec();
-        bench.clients.may_resize(FIRST, Branch::MAIN, &body(Some(0), false)).await.unwrap();
+        bench.clients.may_resize(FIRST, Branch::MAIN, &body(Some(0), false)).unwrap();
         bench.join_both().await;
         bench.grant(SECOND, true).await.unwrap();
         // Columns: size, growth, and true if the request must be sent again.
         for (size, grow, again) in [(None, false, false), (Some(9), true, false), (Some(9), false, true)] {
-            let asked = bench.env.now();
-            let result = bench.clients.may_resize(FIRST, Branch::MAIN, &body(size, grow)).await;
+            let result = bench.clients.may_resize(FIRST, Branch::MAIN, &body(size, grow));
             assert_eq!(result.err().is_some_and(|failure| failure.is_ask_again()), again, "{size:?} {grow}");
-            assert_eq!(bench.env.now() - asked, if again { SLOT_WAIT } else { Duration::ZERO }, "{size:?}");
         }
+        let before = bench.asker().news(FIRST).again;
         assert!(bench.clients.leases.borrow().is_unsynced_elsewhere(FIRST, INO));
         bench.answer_all(SECOND).await;
-        bench.clients.may_resize(FIRST, Branch::MAIN, &body(Some(9), false)).await.unwrap();
+        assert!(bench.asker().news(FIRST).again > before);
+        bench.clients.may_resize(FIRST, Branch::MAIN, &body(Some(9), false)).unwrap();
     });
 }
 
@@ -550,7 +653,7 @@ fn requests_that_wait_fail_when_the_service_stops() {
         bench.pause().await;
         assert_eq!(waiting.take().unwrap().unwrap_err().kind, ErrorKind::Ended);
         assert!(bench.clients.is_stopped());
-        assert_eq!(bench.clients.join(FIRST).await.unwrap_err().kind, ErrorKind::Ended);
+        assert_eq!(bench.clients.join(FIRST).unwrap_err().kind, ErrorKind::Ended);
     });
 }
 
@@ -609,7 +712,7 @@ fn a_row_of_a_session_without_a_lease_time_keeps_nobody_waiting() {
             kv.commit(writes).await.unwrap();
             let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
             clients.begin_session(key_of(FIRST), local(FIRST), &mut WriteSet::new());
-            clients.join(FIRST).await.unwrap();
+            clients.join(FIRST).unwrap();
             assert!(!clients.is_in_use(5) && !clients.owe_opens());
         });
         world.destroy();
@@ -632,11 +735,9 @@ fn a_session_that_owes_no_report_sets_no_lock_by_one() {
 fn news_that_a_client_saw_before_a_restart_hide_none() {
     with_two_clients(async |bench| {
         let clients = &bench.clients;
-        clients.join(FIRST).await.unwrap();
-        let joining = bench.start({
-            let clients = clients.clone();
-            async move { clients.join(SECOND).await }
-        });
+        clients.join(FIRST).unwrap();
+        let asker = bench.asker();
+        let joining = bench.start(async move { asker.join(SECOND).await });
         bench.pause().await;
         let request = WatchRequest {
             generation: GENERATION - 1,
@@ -663,7 +764,7 @@ fn after_a_restart(sessions: &[u64], test: impl AsyncFnOnce(&Bench)) {
         }
         kv.commit(writes).await.unwrap();
         let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
-        test(&Bench { world: world.clone(), env, kv, clients }).await;
+        test(&Bench { env, kv, clients, lefts: Lefts::default() }).await;
     });
     world.destroy();
     outcome.unwrap();
@@ -676,12 +777,12 @@ fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
     after_a_restart(&[FIRST, SECOND], async |bench| {
         let clients = &bench.clients;
         // The second client's request comes before its answer.
-        clients.join(SECOND).await.unwrap();
+        clients.join(SECOND).unwrap();
         let second = bench.start_grant(SECOND);
         bench.pause().await;
         bench.answer_all(SECOND).await;
         // The first one needs the lease to give up everything.
-        clients.join(FIRST).await.unwrap();
+        clients.join(FIRST).unwrap();
         let first = bench.start_grant(FIRST);
         bench.env.sleep(Duration::from_secs(60)).await;
         assert!(second.borrow().is_none());
@@ -711,10 +812,10 @@ fn a_failed_sync_is_not_forgotten_while_another_is_waited_for() {
     after_a_restart(&[FIRST, SECOND, THIRD], async |bench| {
         let clients = &bench.clients;
         let sync = |ino: u64| {
-            let (clients, body) = (clients.clone(), InodeRequest { ino }.encode_to_vec());
-            bench.start(async move { clients.sync_elsewhere(SECOND, Branch::MAIN, &body).await })
+            let asker = bench.asker();
+            bench.start(async move { asker.sync(SECOND, id(ino)).await })
         };
-        clients.join(SECOND).await.unwrap();
+        clients.join(SECOND).unwrap();
         // The third one cannot sync any file, as on a full store. It answers each request at once.
         let fail = async || {
             let calls = bench.calls(THIRD).await;
@@ -733,7 +834,7 @@ fn a_failed_sync_is_not_forgotten_while_another_is_waited_for() {
         // The first one was slow.
         bench.answer_all(FIRST).await;
         bench.pause().await;
-        let results: Vec<_> = all.iter().map(|one| one.take().unwrap().is_err()).collect();
+        let results: Vec<_> = all.iter().map(|one| one.take().unwrap() == Ok(28)).collect();
         let hidden = results.iter().filter(|failed| !**failed).count();
         assert_eq!(hidden, 0, "requests that succeeded although the third client failed");
     });

@@ -9,14 +9,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 /// One call.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) session: u64,
     /// The inode; none for a revocation of everything.
     pub(super) file: Option<FileId>,
     pub(super) is_sync: bool,
     pub(super) grant: u64,
-    pub(super) sent: bool,
+    sent: bool,
+    /// The waits for a sync that end with the answer: session and its number for the wait.
+    tickets: Vec<(u64, u64)>,
+    /// The errno of a client that could not sync.
+    failed: Option<u16>,
+}
+
+impl Call {
+    /// A revocation of one lease, or without a file of everything, up to this grant.
+    pub(super) fn revocation(session: u64, file: Option<FileId>, grant: u64) -> Self {
+        Self { session, file, is_sync: false, grant, sent: false, tickets: Vec::new(), failed: None }
+    }
+
+    /// A request to sync a file, for the wait of another session.
+    pub(super) fn sync(session: u64, file: FileId, grant: u64, ticket: (u64, u64)) -> Self {
+        Self { is_sync: true, tickets: vec![ticket], ..Self::revocation(session, Some(file), grant) }
+    }
+
+    /// The waits that end with the answer, and the errno of the sync; 0 if it did not fail.
+    pub(super) fn into_tickets(self) -> (Vec<(u64, u64)>, u16) {
+        (self.tickets, self.failed.unwrap_or_default())
+    }
 }
 
 /// All calls, by number.
@@ -33,9 +54,9 @@ impl Calls {
     /// Adds a call under a number that is higher than all before.
     pub(super) fn insert(&mut self, number: u64, call: Call) {
         assert!(self.all.last_key_value().is_none_or(|(last, _)| *last < number), "numbers rise");
-        self.all.insert(number, call);
         self.by_session.insert((call.session, number));
         self.by_file.insert((call.file, call.session, number));
+        self.all.insert(number, call);
     }
 
     /// Returns a call to this session.
@@ -43,9 +64,20 @@ impl Calls {
         self.all.get(&number).filter(|call| call.session == session)
     }
 
-    /// True if a call is not answered.
-    pub(super) fn contains(&self, number: u64) -> bool {
-        self.all.contains_key(&number)
+    /// Another wait ends with the answer to a sync of this file. Returns false if there is none that was not
+    /// sent yet: one that was may be answered with an older state of the file.
+    pub(super) fn share_sync(&mut self, session: u64, file: FileId, ticket: (u64, u64)) -> bool {
+        let unsent = self.about(session, file).find(|(_, call)| call.is_sync && !call.sent);
+        let Some((number, _)) = unsent else { return false };
+        self.all.get_mut(&number).expect("it was found").tickets.push(ticket);
+        true
+    }
+
+    /// The client could not sync, for this reason. The last one that it reports counts.
+    pub(super) fn fail(&mut self, session: u64, number: u64, errno: u16) {
+        if let Some(call) = self.all.get_mut(&number).filter(|call| call.session == session) {
+            call.failed = Some(errno);
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -61,10 +93,10 @@ impl Calls {
         Some(call)
     }
 
-    /// Removes all calls to a session.
-    pub(super) fn remove_all(&mut self, session: u64) {
+    /// Removes all calls to a session, and returns them.
+    pub(super) fn remove_all(&mut self, session: u64) -> Vec<Call> {
         let numbers: Vec<u64> = self.numbers_of(session, 0).collect();
-        numbers.into_iter().for_each(|number| _ = self.remove(session, number));
+        numbers.into_iter().filter_map(|number| self.remove(session, number)).collect()
     }
 
     fn numbers_of(&self, session: u64, after: u64) -> impl Iterator<Item = u64> {
@@ -115,7 +147,7 @@ impl Calls {
         let mut send = |number: u64| {
             let call = self.all.get_mut(&number).expect("listed calls are kept");
             call.sent = true;
-            (number, *call)
+            (number, call.clone())
         };
         numbers.into_iter().map(&mut send).collect()
     }

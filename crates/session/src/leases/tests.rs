@@ -234,10 +234,10 @@ fn a_release_counts_only_for_the_grant_that_it_names() {
     let old = leases.try_grant(FIRST, INO, true).unwrap();
     let new = leases.try_grant(FIRST, INO, true).unwrap();
     for (session, grant, kept) in [(FIRST, old, true), (SECOND, new, true), (FIRST, new, false)] {
-        leases.drop_held(session, INO, grant);
+        leases.release(session, INO, grant);
         assert_eq!(leases.is_unsynced_elsewhere(SECOND, INO), kept, "session {session} releases {grant}");
     }
-    leases.drop_held(FIRST, INO, u64::MAX);
+    leases.release(FIRST, INO, u64::MAX);
     assert!(leases.held.is_empty());
 }
 
@@ -263,50 +263,77 @@ fn a_change_of_size_waits_for_others_unless_they_wait_too() {
                 .for_each(|exclusive| assert!(leases.try_grant(session, INO, exclusive).is_some()));
         }
         if waits {
-            leases.begin_resize(INO, SECOND);
+            leases.waiting.resize(INO, SECOND);
         }
-        leases.begin_resize(INO, FIRST);
-        assert_eq!(leases.try_resize(FIRST, INO).is_some(), expected, "{what}");
+        let asked = leases.ask_to_resize(FIRST, INO);
+        assert_eq!(asked, if expected { Asked::Now(()) } else { Asked::Waits }, "{what}");
         for (session, number) in revocations(&leases, INO) {
             assert_eq!(session, SECOND, "{what}: its own lease stays");
             leases.answered(SECOND, number);
         }
-        assert!(leases.try_resize(FIRST, INO).is_some(), "{what}: after the answer");
-        leases.end_resize(INO, FIRST);
-        assert_eq!(leases.resizing.len(), usize::from(waits), "{what}");
+        assert_eq!(news(&mut leases, FIRST).again > 0, !expected, "{what}: it is told to ask again");
+        assert_eq!(leases.ask_to_resize(FIRST, INO), Asked::Now(()), "{what}: after the answer");
+        assert_eq!(leases.waiting.resizers(INO).len(), usize::from(waits), "{what}");
+        leases.resign(SECOND, INO);
+        assert_eq!(leases.waiting.resizers(INO), [], "{what}");
     }
+}
+
+/// All news for a session that has seen none.
+fn news(leases: &mut Leases, session: u64) -> WatchReply {
+    leases.news(session, &WatchRequest::default()).unwrap_or_default()
+}
+
+/// The calls to sync a file, as session and number.
+fn syncs(leases: &Leases, file: FileId) -> Vec<(u64, u64)> {
+    let calls = leases.calls.iter().filter(|(_, call)| call.file == Some(file) && call.is_sync);
+    calls.map(|(number, call)| (call.session, *number)).collect()
+}
+
+/// The outcomes of a session's tickets, as ticket and errno.
+fn outcomes(leases: &mut Leases, session: u64) -> Vec<(u64, u32)> {
+    news(leases, session).synced.iter().map(|synced| (synced.ticket, synced.errno)).collect()
 }
 
 #[test]
 fn a_sync_is_asked_of_the_session_with_an_exclusive_lease() {
     const INO: FileId = FileId::of_numbers(0, 7);
     let mut leases = two_sessions();
-    assert_eq!(leases.call_sync(SECOND, INO), [], "nobody has a lease");
+    assert_eq!(leases.ask_to_sync(SECOND, INO, 1), Asked::Now(()), "nobody has a lease");
     leases.try_grant(FIRST, INO, false).unwrap();
-    assert_eq!(leases.call_sync(SECOND, INO), [], "a shared lease has no unsynced changes");
+    assert_eq!(leases.ask_to_sync(SECOND, INO, 1), Asked::Now(()), "a shared lease has no unsynced changes");
     leases.try_grant(FIRST, INO, true).unwrap();
-    assert_eq!(leases.call_sync(FIRST, INO), [], "its own changes");
-    // Columns: the errno that the client reports, and the result.
-    for (reported, expected) in
-        [(None, Ok(())), (Some(5), Err(5)), (Some(65_535), Err(65_535)), (Some(65_536), Err(0))]
+    assert_eq!(leases.ask_to_sync(FIRST, INO, 1), Asked::Now(()), "its own changes");
+    // Columns: the errno that the client reports, and the one that the other hears; 0 for none.
+    for (round, (reported, expected)) in
+        (0..).zip([(None, 0), (Some(5), 5), (Some(65_535), 65_535), (Some(65_536), 5), (Some(0), 5)])
     {
-        let [number] = leases.call_sync(SECOND, INO)[..] else { panic!("one owns the lease") };
-        assert_eq!(leases.call_sync(SECOND, INO), [number], "it was not sent yet");
+        let [first, second, later] = [1, 2, 3].map(|ticket| 10 * round + ticket);
+        for ticket in [first, second, first] {
+            assert_eq!(leases.ask_to_sync(SECOND, INO, ticket), Asked::Waits);
+        }
+        let [(FIRST, number)] = syncs(&leases, INO)[..] else { panic!("one call, as it was not sent yet") };
         leases.news(FIRST, &WatchRequest::default()).unwrap();
-        let [later] = leases.call_sync(SECOND, INO)[..] else { panic!("one owns the lease") };
-        assert_ne!(later, number, "the answer to the first may be older than this request");
+        assert_eq!(leases.ask_to_sync(SECOND, INO, later), Asked::Waits);
+        let [_, (FIRST, last)] = syncs(&leases, INO)[..] else {
+            panic!("the answer to the first may be older than this request")
+        };
         leases.failed(SECOND, number, 9);
         reported.into_iter().for_each(|errno| leases.failed(FIRST, number, errno));
-        assert_eq!(leases.synced(number), None, "it is not answered");
+        assert_eq!(outcomes(&mut leases, SECOND), [], "it is not answered");
         leases.answered(FIRST, number);
-        assert_eq!(leases.synced(number), Some(expected), "{reported:?}");
-        leases.answered(FIRST, later);
-        assert_eq!(leases.synced(later), Some(Ok(())));
+        assert_eq!(outcomes(&mut leases, SECOND), [(first, expected), (second, expected)], "{reported:?}");
+        leases.answered(FIRST, last);
+        let told = outcomes(&mut leases, SECOND);
+        assert_eq!(told, [(first, expected), (second, expected), (later, 0)], "kept until they are seen");
+        leases.news(SECOND, &WatchRequest { seen: u64::MAX, ..WatchRequest::default() });
+        assert_eq!(outcomes(&mut leases, SECOND), []);
     }
     assert!(leases.is_unsynced_elsewhere(SECOND, INO), "a sync ends no lease");
-    assert_eq!(leases.call_sync(SECOND, INO).len(), 1);
+    assert_eq!(leases.ask_to_sync(SECOND, INO, 99), Asked::Waits);
     leases.leave(FIRST);
-    assert_eq!(leases.call_sync(SECOND, INO), []);
+    assert_eq!(outcomes(&mut leases, SECOND), [(99, 0)], "nobody has a newer state");
+    assert_eq!(leases.ask_to_sync(SECOND, INO, 100), Asked::Now(()));
 }
 
 /// Regression: after a restart nobody was asked, although every session may own any lease.
@@ -315,18 +342,116 @@ fn a_sync_is_asked_of_all_that_owe_everything() {
     const INO: FileId = FileId::of_numbers(0, 7);
     let mut leases = Leases::restored([FIRST, SECOND, 3].into_iter());
     assert!(leases.is_unsynced_elsewhere(SECOND, INO));
-    let numbers = leases.call_sync(SECOND, INO);
-    assert_eq!(numbers.len(), 2);
-    assert_eq!(leases.call_sync(SECOND, INO), numbers, "they were not sent yet");
+    for ticket in [1, 2] {
+        assert_eq!(leases.ask_to_sync(SECOND, INO, ticket), Asked::Waits);
+    }
+    assert_eq!(syncs(&leases, INO).len(), 2, "they were not sent yet");
     let calls = leases.news(FIRST, &WatchRequest::default()).unwrap().calls;
-    assert!(calls.iter().any(|call| call.is_sync && numbers.contains(&call.number)));
+    assert!(calls.iter().any(|call| call.is_sync));
     let asked: Vec<u64> = leases.calls.iter().map(|(number, _)| *number).collect();
     for session in [FIRST, 3] {
+        assert_eq!(outcomes(&mut leases, SECOND), [], "both must answer");
         asked.iter().for_each(|number| leases.answered(session, *number));
     }
-    assert!(numbers.iter().all(|number| leases.synced(*number) == Some(Ok(()))));
+    assert_eq!(outcomes(&mut leases, SECOND), [(1, 0), (2, 0)]);
     assert!(!leases.is_unsynced_elsewhere(SECOND, INO));
     assert!(leases.is_unsynced_elsewhere(FIRST, INO), "the second still owes");
+}
+
+#[test]
+fn a_lease_is_granted_in_the_order_of_requests_as_soon_as_it_is_free() {
+    const INO: FileId = FileId::of_numbers(0, 7);
+    const THIRD: u64 = 3;
+    let mut leases = two_sessions();
+    assert!(leases.join(THIRD));
+    leases.ask(FIRST, INO, true);
+    assert_eq!(leases.ask(SECOND, INO, true), Asked::Waits);
+    assert_eq!(leases.ask(THIRD, INO, false), Asked::Waits);
+    assert_eq!(leases.ask(FIRST, INO, false), Asked::Waits, "others came before");
+    let granted = |leases: &mut Leases, session| -> Vec<bool> {
+        news(leases, session).granted.iter().map(|granted| granted.exclusive).collect()
+    };
+    let answer = |leases: &mut Leases, session| {
+        let [(of, number)] = revocations(leases, INO)[..] else { panic!("one owns the lease") };
+        assert_eq!(of, session);
+        leases.answered(session, number);
+    };
+    leases.take_told();
+    answer(&mut leases, FIRST);
+    assert_eq!(leases.take_told(), BTreeSet::from([SECOND]), "nobody else is woken");
+    assert_eq!([SECOND, THIRD, FIRST].map(|of| granted(&mut leases, of).len()), [1, 0, 0]);
+    // The next one in turn is looked at when the one before has its lease.
+    answer(&mut leases, SECOND);
+    assert_eq!(granted(&mut leases, THIRD), [false]);
+    assert_eq!(granted(&mut leases, FIRST), [false], "shared leases do not exclude each other");
+    let all = news(&mut leases, SECOND);
+    let seen = WatchRequest { seen: all.granted[0].grant, ..WatchRequest::default() };
+    assert_eq!(leases.news(SECOND, &seen), None);
+}
+
+#[test]
+fn a_session_that_waits_to_take_part_is_told_when_it_may() {
+    // Ways in which the first session gives up everything.
+    for way in ["answer", "leave"] {
+        let mut leases = Leases::default();
+        assert_eq!(leases.ask_to_join(FIRST), Asked::Now(()));
+        assert_eq!(leases.ask_to_join(SECOND), Asked::Waits);
+        assert_eq!(leases.ask_to_join(3), Asked::Waits);
+        leases.take_told();
+        assert_eq!([SECOND, 3].map(|session| news(&mut leases, session).again), [0, 0], "{way}");
+        match way {
+            "answer" => calls_of(&leases, FIRST).into_iter().for_each(|call| leases.answered(FIRST, call)),
+            _ => leases.leave(FIRST),
+        }
+        assert!(leases.take_told().is_superset(&BTreeSet::from([SECOND, 3])), "{way}");
+        for session in [SECOND, 3] {
+            assert!(news(&mut leases, session).again > 0, "{way}");
+            assert_eq!(leases.ask_to_join(session), Asked::Now(()), "{way}");
+        }
+    }
+}
+
+/// Each of two sessions has a lease on one file and waits for a change of its size, which its kernel answers
+/// before it drops pages.
+#[test]
+fn changes_of_size_that_wait_for_each_other_go_on() {
+    const INO: FileId = FileId::of_numbers(0, 7);
+    let mut leases = two_sessions();
+    for session in [FIRST, SECOND] {
+        assert!(matches!(leases.ask(session, INO, false), Asked::Now(_)));
+    }
+    assert_eq!(leases.ask_to_resize(FIRST, INO), Asked::Waits);
+    assert_eq!(news(&mut leases, FIRST).again, 0);
+    assert_eq!(leases.ask_to_resize(SECOND, INO), Asked::Now(()), "the other one waits too");
+    for (session, number) in revocations(&leases, INO) {
+        leases.answered(session, number);
+    }
+    assert!(news(&mut leases, FIRST).again > 0);
+    assert_eq!(leases.ask_to_resize(FIRST, INO), Asked::Now(()));
+    // One that was given up stands in nobody's way, and lets nobody pass.
+    for session in [FIRST, SECOND] {
+        assert!(matches!(leases.ask(session, INO, false), Asked::Now(_)));
+    }
+    assert_eq!(leases.ask_to_resize(FIRST, INO), Asked::Waits);
+    leases.resign(FIRST, INO);
+    assert_eq!(leases.ask_to_resize(SECOND, INO), Asked::Waits);
+}
+
+#[test]
+fn a_session_that_waits_for_too_much_is_told_so() {
+    let mut leases = two_sessions();
+    for ino in 0..2 + MOST_WAITING as u64 {
+        leases.ask(FIRST, id(ino), true);
+    }
+    for ino in 0..MOST_WAITING as u64 {
+        assert_eq!(leases.ask(SECOND, id(ino), true), Asked::Waits);
+    }
+    let last = id(1 + MOST_WAITING as u64);
+    assert_eq!(leases.ask(SECOND, last, true), Asked::TooMany);
+    assert_eq!(leases.ask_to_sync(SECOND, last, 1), Asked::TooMany);
+    assert_eq!(leases.ask_to_resize(SECOND, last), Asked::TooMany);
+    leases.leave(FIRST);
+    assert!(matches!(leases.ask(SECOND, last, true), Asked::Now(_)));
 }
 
 #[test]
@@ -347,13 +472,16 @@ fn news_are_sent_once_and_only_to_their_session() {
         })
     };
     let call = (number, INO.ino.0, grant);
+    // The released locks have later numbers than the call.
     // Columns: session, last number seen, and the revocations and inodes with released locks in the reply.
     for (session, seen, expected) in [
         (SECOND, 0, None),
         (FIRST, 0, Some((vec![call], vec![8, 9]))),
-        (FIRST, 0, Some((vec![call], vec![]))),
-        (FIRST, number - 1, Some((vec![call], vec![]))),
-        (FIRST, number, None),
+        (FIRST, 0, Some((vec![call], vec![8, 9]))),
+        (FIRST, number - 1, Some((vec![call], vec![8, 9]))),
+        (FIRST, number, Some((vec![], vec![8, 9]))),
+        (FIRST, number + 1, Some((vec![], vec![8]))),
+        (FIRST, number + 2, None),
         (FIRST, u64::MAX, None),
     ] {
         assert_eq!(ask(&mut leases, session, seen), expected, "session {session} has seen {seen}");
@@ -373,7 +501,7 @@ fn after_a_restart_several_sessions_give_up_everything_and_one_does_not() {
         let mut leases = Leases::restored(1..=sessions);
         let called = leases.calls.len() as u64;
         assert_eq!(called, if sessions == 1 { 0 } else { sessions }, "{sessions} sessions");
-        assert_eq!(leases.to_tell(), (called, (sessions == 1).then_some(1)));
+        assert_eq!(leases.alone, (sessions == 1).then_some(1));
         for session in 1..=sessions {
             assert!(leases.has_joined(session) && leases.join(session), "it still owns what it had");
             let others_owe = sessions > 1;
@@ -404,6 +532,8 @@ struct Client {
     answers: Vec<u64>,
     /// Grants on their way to it.
     late: Vec<(FileId, bool, u64)>,
+    /// Inodes for whose leases it waits.
+    waits: BTreeSet<FileId>,
 }
 
 impl Client {
@@ -415,7 +545,16 @@ impl Client {
     /// A client has one request for a lease on an inode at a time, and none for less than it has.
     fn may_ask(&self, ino: FileId, exclusive: bool) -> bool {
         let covered = self.leases.get(&ino).is_some_and(|(has, _)| *has || !exclusive);
-        self.joined && !self.alone && self.is_synced(ino) && !covered
+        self.joined && !self.alone && self.is_synced(ino) && !covered && !self.waits.contains(&ino)
+    }
+
+    /// Takes a grant, unless it was revoked meanwhile, or a newer one has arrived.
+    fn take(&mut self, ino: FileId, exclusive: bool, grant: u64) {
+        let revoked = self.revoked.get(&ino).copied().unwrap_or(0).max(self.revoked_all);
+        let newest = self.leases.get(&ino).map_or(0, |(_, grant)| *grant);
+        if grant > revoked && grant > newest {
+            self.leases.insert(ino, (exclusive, grant));
+        }
     }
 }
 
@@ -439,9 +578,16 @@ impl Model {
         let client = self.clients.get_mut(&session).unwrap();
         let request = WatchRequest { alone: client.alone, seen: client.seen, ..WatchRequest::default() };
         let Some(reply) = self.leases.news(session, &request) else { return };
+        for granted in &reply.granted {
+            client.waits.remove(&granted.file());
+            client.take(granted.file(), granted.exclusive, granted.grant);
+        }
+        let news = reply.granted.iter().map(|granted| granted.grant).chain([reply.again]);
+        let last = client.seen;
+        client.seen = client.seen.max(news.max().unwrap_or(0));
         for call in reply.calls {
-            assert!(call.number > client.seen, "numbers rise");
-            client.seen = call.number;
+            assert!(call.number > last, "numbers rise");
+            client.seen = client.seen.max(call.number);
             client.answers.push(call.number);
             if call.ino == 0 {
                 client.revoked_all = client.revoked_all.max(call.grant);
@@ -467,11 +613,8 @@ impl Model {
     /// A grant reaches its client, which ignores it if it was revoked meanwhile.
     fn arrive(&mut self, session: u64) {
         let client = self.clients.get_mut(&session).unwrap();
-        let Some((ino, exclusive, grant)) = client.late.pop() else { return };
-        let revoked = client.revoked.get(&ino).copied().unwrap_or(0).max(client.revoked_all);
-        let newest = client.leases.get(&ino).map_or(0, |(_, grant)| *grant);
-        if grant > revoked && grant > newest {
-            client.leases.insert(ino, (exclusive, grant));
+        if let Some((ino, exclusive, grant)) = client.late.pop() {
+            client.take(ino, exclusive, grant);
         }
     }
 
@@ -480,15 +623,18 @@ impl Model {
         let ino = id(5 + self.below(2));
         match self.below(16) {
             0..=2 => {
-                let joined = self.leases.join(session);
+                let joined = self.leases.ask_to_join(session) == Asked::Now(());
                 self.clients.get_mut(&session).unwrap().joined |= joined;
             }
             3..=6 => {
                 let exclusive = self.below(2) == 0;
-                if self.clients[&session].may_ask(ino, exclusive)
-                    && let Some(grant) = self.leases.try_grant(session, ino, exclusive)
-                {
-                    self.clients.get_mut(&session).unwrap().late.push((ino, exclusive, grant));
+                if self.clients[&session].may_ask(ino, exclusive) {
+                    let client = self.clients.get_mut(&session).unwrap();
+                    match self.leases.ask(session, ino, exclusive) {
+                        Asked::Now(grant) => client.late.push((ino, exclusive, grant)),
+                        Asked::Waits => drop(client.waits.insert(ino)),
+                        Asked::TooMany => panic!("{SESSIONS} clients want two files"),
+                    }
                 }
             }
             7 | 8 => self.arrive(session),
@@ -496,7 +642,7 @@ impl Model {
             12 | 13 => self.answer(session),
             14 if self.clients[&session].is_synced(ino) => {
                 if let Some((_, grant)) = self.clients.get_mut(&session).unwrap().leases.remove(&ino) {
-                    self.leases.drop_held(session, ino, grant);
+                    self.leases.release(session, ino, grant);
                 }
             }
             15 if self.below(6) == 0 => {
@@ -522,7 +668,7 @@ impl Model {
 
     /// Everything is heard and answered until nothing is left.
     fn drain(&mut self) {
-        for _ in 0..10 {
+        for _ in 0..20 {
             for session in 1..=SESSIONS {
                 self.hear(session);
                 while !self.clients[&session].answers.is_empty() {
@@ -531,6 +677,9 @@ impl Model {
             }
         }
         assert!(self.leases.calls.is_empty(), "{:?}", self.leases.calls);
+        for (session, client) in &self.clients {
+            assert!(client.waits.is_empty(), "{session} waits for ever: {client:?}");
+        }
     }
 }
 
@@ -550,11 +699,10 @@ fn clients_never_believe_in_leases_that_exclude_each_other() {
             model.leases.join(session);
             model.drain();
             assert!(model.leases.join(session), "seed {seed}: session {session} joins");
-            let granted = model.leases.try_grant(session, id(5), true).or_else(|| {
-                model.drain();
-                model.leases.try_grant(session, id(5), true)
-            });
-            assert!(granted.is_some(), "seed {seed}: session {session} gets a lease");
+            if model.leases.ask(session, id(5), true) == Asked::Waits {
+                model.clients.get_mut(&session).unwrap().waits.insert(id(5));
+            }
+            model.drain();
         }
     }
 }
@@ -563,19 +711,19 @@ fn clients_never_believe_in_leases_that_exclude_each_other() {
 fn a_session_is_alone_once_it_has_answered_everything() {
     let mut leases = Leases::default();
     assert!(leases.join(FIRST) && leases.join(FIRST));
-    assert_eq!(leases.to_tell().1, Some(FIRST));
+    assert_eq!(leases.alone, Some(FIRST));
     assert!(!leases.join(SECOND));
     leases.leave(SECOND);
-    assert_eq!(leases.to_tell().1, None, "a revocation of everything is not answered");
+    assert_eq!(leases.alone, None, "a revocation of everything is not answered");
     let [number] = calls_of(&leases, FIRST)[..] else { panic!("one revocation") };
     leases.answered(FIRST, number);
-    assert_eq!(leases.to_tell().1, Some(FIRST));
+    assert_eq!(leases.alone, Some(FIRST));
     // It needs no lease, and its next request of one leaves none behind.
     let grant = leases.try_grant(FIRST, id(7), true).unwrap();
     assert!(leases.try_grant(FIRST, id(8), true).unwrap() > grant, "numbers rise");
     assert!(leases.held.is_empty() && !leases.are_shared());
     leases.close();
-    assert_eq!(leases.to_tell().1, None, "it must give up everything when the service stops");
+    assert_eq!(leases.alone, None, "it must give up everything when the service stops");
 }
 
 /// Regression: it got one, and the session that was alone since then knew nothing of it.
@@ -594,7 +742,7 @@ fn a_session_that_has_left_gets_no_lease() {
     let revocation = *leases.calls.iter().find(|(_, call)| call.session == FIRST).unwrap().0;
     leases.leave(SECOND);
     leases.answered(FIRST, revocation);
-    assert_eq!(leases.to_tell().1, Some(FIRST), "the first session is alone");
+    assert_eq!(leases.alone, Some(FIRST), "the first session is alone");
     assert_eq!(leases.try_grant(SECOND, ino, true), None, "it has left");
     leases.leave(99);
     assert!(!leases.join(SECOND), "the first session must give up everything");
@@ -607,7 +755,7 @@ fn a_session_that_ends_owes_nothing_any_more() {
     assert!(!leases.join(SECOND), "the first one is asked to give up everything");
     leases.leave(FIRST);
     assert!(leases.join(SECOND));
-    assert_eq!(leases.to_tell().1, Some(SECOND), "it is alone");
+    assert_eq!(leases.alone, Some(SECOND), "it is alone");
     assert!(leases.try_grant(SECOND, id(7), true).is_some());
 }
 
@@ -621,7 +769,7 @@ fn a_session_that_is_left_during_a_stop_is_not_alone() {
         }
     }
     leases.leave(SECOND);
-    assert_eq!(leases.to_tell().1, None);
+    assert_eq!(leases.alone, None);
     assert_eq!(leases.try_grant(FIRST, id(7), true), None, "it has given up everything");
 }
 

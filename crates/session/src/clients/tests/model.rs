@@ -6,6 +6,28 @@ use super::*;
 #[derive(Default)]
 struct View {
     held: BTreeMap<FileId, (bool, u64)>,
+    /// Grants up to these are revoked, of a file and of all files.
+    void: BTreeMap<FileId, u64>,
+    void_all: u64,
+}
+
+impl View {
+    /// True if a grant was revoked before it arrived, or a newer one did.
+    fn is_void(&self, file: FileId, grant: u64) -> bool {
+        let present = self.held.get(&file).map_or(0, |(_, grant)| *grant);
+        grant <= present || grant <= self.void.get(&file).copied().unwrap_or(0).max(self.void_all)
+    }
+
+    fn revoke(&mut self, call: &LeaseCall) {
+        match call.ino {
+            0 => self.void_all = self.void_all.max(call.grant),
+            _ => {
+                let void = self.void.entry(call.file()).or_default();
+                *void = call.grant.max(*void);
+            }
+        }
+        self.held.retain(|ino, (_, grant)| (call.ino != 0 && call.ino != ino.ino.0) || *grant > call.grant);
+    }
 }
 
 /// Session, kind and outcome of a request.
@@ -26,7 +48,7 @@ fn model(seed: u64) -> (u64, u64) {
             kv.commit(writes).await.unwrap();
         }
         let clients = Clients::load(&env, &*kv, GENERATION).await.unwrap();
-        let bench = Bench { world: world.clone(), env: env.clone(), kv, clients: clients.clone() };
+        let bench = Bench { env: env.clone(), kv, clients: clients.clone(), lefts: Lefts::default() };
         let views: Views = Rc::default();
         let mut next_id = 1;
         if restart {
@@ -51,18 +73,11 @@ fn model(seed: u64) -> (u64, u64) {
             let ino = id(7 + below(2));
             match below(16) {
                 0..=3 => {
-                    let (clients, views, exclusive) = (clients.clone(), views.clone(), below(2) == 0);
+                    let (asker, views, exclusive) = (bench.asker(), views.clone(), below(2) == 0);
                     let task = async move {
-                        if clients.join(session).await.is_err() {
-                            return false;
-                        }
-                        let request = LeaseRequest { ino: ino.ino.0, exclusive, first: 0, last: u64::MAX };
-                        let Ok(reply) = clients.grant(session, Branch::MAIN, &request.encode_to_vec()).await else {
-                            return false;
-                        };
-                        let grant = LeaseReply::decode(&reply[..]).unwrap().grant;
+                        let Ok(grant) = asker.grant(session, ino, exclusive).await else { return false };
                         let mut views = views.borrow_mut();
-                        if !views.contains_key(&session) {
+                        if views.get(&session).is_none_or(|view| view.is_void(ino, grant)) {
                             return false;
                         }
                         for (other, view) in views.iter().filter(|(other, _)| **other != session) {
@@ -79,31 +94,17 @@ fn model(seed: u64) -> (u64, u64) {
                     waiters.push((session, "grant", bench.start(task)));
                 }
                 4 => {
-                    let clients = clients.clone();
-                    waiters.push((session, "join", bench.start(async move { clients.join(session).await.is_ok() })));
+                    let asker = bench.asker();
+                    waiters.push((session, "join", bench.start(async move { asker.join(session).await.is_ok() })));
                 }
                 5 | 6 => {
-                    let (clients, env) = (clients.clone(), env.clone());
-                    let task = async move {
-                        let request = SetAttrRequest { ino: ino.ino.0, size: Some(5), ..Default::default() };
-                        for _ in 0..1000 {
-                            if clients.join(session).await.is_err() {
-                                return false;
-                            }
-                            match clients.may_resize(session, Branch::MAIN, &request.encode_to_vec()).await {
-                                Ok(()) => return true,
-                                Err(failure) if failure.kind == ErrorKind::Ended => return false,
-                                Err(_) => env.sleep(Duration::from_millis(1)).await,
-                            }
-                        }
-                        panic!("seed {seed}: a change of size is asked again for ever");
-                    };
+                    let asker = bench.asker();
+                    let task = async move { asker.resize(session, ino).await.is_ok() };
                     waiters.push((session, "resize", bench.start(task)));
                 }
                 7 => {
-                    let clients = clients.clone();
-                    let body = InodeRequest { ino: ino.ino.0 }.encode_to_vec();
-                    let task = async move { clients.sync_elsewhere(session, Branch::MAIN, &body).await.is_ok() };
+                    let asker = bench.asker();
+                    let task = async move { asker.sync(session, ino).await.is_ok() };
                     waiters.push((session, "sync", bench.start(task)));
                 }
                 8..=10 => {
@@ -115,8 +116,7 @@ fn model(seed: u64) -> (u64, u64) {
                 }
                 11 if below(3) == 0 => {
                     views.borrow_mut().get_mut(&session).unwrap().held.clear();
-                    let leaving = WatchRequest { generation: GENERATION, leaves: true, ..Default::default() };
-                    clients.watch(session, &leaving.encode_to_vec()).await.unwrap();
+                    bench.leave(session).await;
                 }
                 12 if below(4) == 0 => {
                     views.borrow_mut().remove(&session);
@@ -125,6 +125,8 @@ fn model(seed: u64) -> (u64, u64) {
                 13 => {
                     let taken = views.borrow_mut().get_mut(&session).unwrap().held.remove(&ino);
                     if let Some((_, grant)) = taken {
+                        // Another request of the same client may find it in the news later.
+                        views.borrow_mut().get_mut(&session).unwrap().void.insert(ino, grant);
                         let released = vec![ReleasedLease { ino: ino.ino.0, grant, branch: 0 }];
                         let request = WatchRequest { generation: GENERATION, released, ..Default::default() };
                         clients.watch(session, &request.encode_to_vec()).await.unwrap();
@@ -174,9 +176,7 @@ fn model(seed: u64) -> (u64, u64) {
 
 async fn answer(bench: &Bench, views: &Views, session: u64, call: &LeaseCall, fails: bool) {
     if !call.is_sync {
-        let mut views = views.borrow_mut();
-        let held = &mut views.get_mut(&session).unwrap().held;
-        held.retain(|ino, (_, grant)| (call.ino != 0 && call.ino != ino.ino.0) || *grant > call.grant);
+        views.borrow_mut().get_mut(&session).unwrap().revoke(call);
     }
     let failed = if fails { vec![FailedSync { number: call.number, errno: 5 }] } else { Vec::new() };
     let request =

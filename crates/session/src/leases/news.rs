@@ -1,0 +1,83 @@
+//! News for a session: the reply to its next Watch, besides the calls that it must answer.
+//!
+//! Every item has a number of the one counter of the leases, and stays until the session has reported a
+//! number as high: a reply may be lost with its connection. So an item may be told twice.
+
+use penstock_base::FileId;
+use penstock_wire::metadata::{Granted, Synced, Unlocked, WatchReply};
+use std::collections::BTreeMap;
+
+/// News for one session.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// Leases that it waited for, by grant.
+    granted: BTreeMap<u64, (FileId, bool)>,
+    /// Tickets that are done, by number, each with an errno; 0 if all have synced.
+    synced: BTreeMap<u64, (u64, u16)>,
+    /// The files on which it may try again to get a lock.
+    unlocked: BTreeMap<FileId, u64>,
+    /// Requests that were refused before this number may succeed now.
+    again: Option<u64>,
+}
+
+impl News {
+    /// It gets a lease that it waited for.
+    pub(super) fn grant(&mut self, grant: u64, file: FileId, exclusive: bool) {
+        self.granted.insert(grant, (file, exclusive));
+    }
+
+    /// Others have synced the file for which it waited under this ticket, or failed with an errno.
+    pub(super) fn sync(&mut self, number: u64, ticket: u64, errno: u16) {
+        self.synced.insert(number, (ticket, errno));
+    }
+
+    /// A lock of the file may be free.
+    pub(super) fn unlock(&mut self, number: u64, file: FileId) {
+        self.unlocked.insert(file, number);
+    }
+
+    /// Requests that were refused may succeed now.
+    pub(super) fn again(&mut self, number: u64) {
+        self.again = Some(number);
+    }
+
+    /// The session has received everything up to this number.
+    pub(super) fn seen(&mut self, upto: u64) {
+        self.granted = self.granted.split_off(&upto.saturating_add(1));
+        self.synced = self.synced.split_off(&upto.saturating_add(1));
+        self.unlocked.retain(|_, number| *number > upto);
+        self.again = self.again.filter(|number| *number > upto);
+    }
+
+    /// True if there is nothing to tell.
+    pub(super) fn is_empty(&self) -> bool {
+        self.granted.is_empty() && self.synced.is_empty() && self.unlocked.is_empty() && self.again.is_none()
+    }
+
+    /// The reply with all of it.
+    pub(super) fn reply(&self) -> WatchReply {
+        let granted = self.granted.iter().map(|(grant, (file, exclusive))| Granted {
+            grant: *grant,
+            ino: file.ino.0,
+            branch: file.branch.0,
+            exclusive: *exclusive,
+        });
+        let synced = self.synced.iter().map(|(number, (ticket, errno))| Synced {
+            number: *number,
+            ticket: *ticket,
+            errno: (*errno).into(),
+        });
+        let unlocked = self.unlocked.iter().map(|(file, number)| Unlocked {
+            ino: file.ino.0,
+            branch: file.branch.0,
+            number: *number,
+        });
+        WatchReply {
+            granted: granted.collect(),
+            synced: synced.collect(),
+            unlocked: unlocked.collect(),
+            again: self.again.unwrap_or_default(),
+            ..WatchReply::default()
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Requests that wait for other clients: for leases, in the order of their arrival, to change a size, to take
+//! part, and for others to sync.
+//!
+//! A session waits for one lease on a file at a time. A request for more than the first one asked for keeps
+//! its place. Everything here is counted by session, so that none fills the memory.
+
+use penstock_base::{FileId, HashMap};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+
+/// Most requests of a session that wait.
+pub(crate) const MOST_WAITING: usize = 1 << 16;
+
+/// A request for a lease that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) session: u64,
+    pub(super) exclusive: bool,
+}
+
+/// The wait of one GetAttr request for the syncs of others.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ticket {
+    /// Calls that are not answered.
+    left: usize,
+    /// Of a client that could not sync.
+    errno: u16,
+}
+
+/// All requests that wait.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    leases: HashMap<FileId, VecDeque<Wanted>>,
+    /// Changes of size, by file and session, and the other way round.
+    resizing: BTreeSet<(FileId, u64)>,
+    resizers: BTreeSet<(u64, FileId)>,
+    joining: BTreeSet<u64>,
+    /// By session and number of the client.
+    tickets: BTreeMap<(u64, u64), Ticket>,
+    /// The number of requests of each session, except to take part.
+    counts: BTreeMap<u64, usize>,
+}
+
+impl Waiting {
+    /// True if a session may wait for one thing more.
+    pub(super) fn has_room(&self, session: u64) -> bool {
+        self.counts.get(&session).is_none_or(|count| *count < MOST_WAITING)
+    }
+
+    fn count(&mut self, session: u64) {
+        *self.counts.entry(session).or_default() += 1;
+    }
+
+    fn discount(&mut self, session: u64) {
+        let count = self.counts.get_mut(&session).expect("it was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.counts.remove(&session);
+        }
+    }
+
+    /// A session waits for a lease.
+    pub(super) fn want(&mut self, file: FileId, wanted: Wanted) {
+        let queue = self.leases.entry(file).or_default();
+        match queue.iter_mut().find(|other| other.session == wanted.session) {
+            Some(same) => same.exclusive |= wanted.exclusive,
+            None => {
+                queue.push_back(wanted);
+                self.count(wanted.session);
+            }
+        }
+    }
+
+    /// True if a session waits for an exclusive lease on a file.
+    pub(super) fn wants_exclusive(&self, file: FileId, session: u64) -> bool {
+        self.first(file, |other| other == session).is_some_and(|wanted| wanted.exclusive)
+    }
+
+    /// The first request for a lease on a file of those that are wanted.
+    pub(super) fn first(&self, file: FileId, is_wanted: impl Fn(u64) -> bool) -> Option<Wanted> {
+        self.leases.get(&file)?.iter().find(|wanted| is_wanted(wanted.session)).copied()
+    }
+
+    /// A session waits for no lease on a file any more. Returns true if it did.
+    pub(super) fn end_want(&mut self, file: FileId, session: u64) -> bool {
+        let Some(queue) = self.leases.get_mut(&file) else { return false };
+        let before = queue.len();
+        queue.retain(|wanted| wanted.session != session);
+        let ended = before - queue.len();
+        if queue.is_empty() {
+            self.leases.remove(&file);
+        }
+        assert!(ended <= 1, "session {session} waits once for a lease on {file}");
+        if ended == 1 {
+            self.discount(session);
+        }
+        ended == 1
+    }
+
+    /// The files on whose leases or sizes somebody waits.
+    pub(super) fn files(&self) -> BTreeSet<FileId> {
+        self.leases.keys().copied().chain(self.resizing.iter().map(|(file, _)| *file)).collect()
+    }
+
+    /// A session waits to change the size of a file.
+    pub(super) fn resize(&mut self, file: FileId, session: u64) {
+        if self.resizing.insert((file, session)) {
+            self.resizers.insert((session, file));
+            self.count(session);
+        }
+    }
+
+    /// A session changes the size of a file now, or does not want to any more.
+    pub(super) fn end_resize(&mut self, file: FileId, session: u64) {
+        if self.resizing.remove(&(file, session)) {
+            assert!(self.resizers.remove(&(session, file)), "it is listed by session");
+            self.discount(session);
+        }
+    }
+
+    /// True if a session waits to change the size of this file.
+    pub(super) fn resizes(&self, file: FileId, session: u64) -> bool {
+        self.resizing.contains(&(file, session))
+    }
+
+    /// True if a session waits to change the size of any file.
+    pub(super) fn resizes_any(&self, session: u64) -> bool {
+        self.resized(session).next().is_some()
+    }
+
+    fn resized(&self, session: u64) -> impl Iterator<Item = FileId> {
+        let from = Bound::Included((session, FileId::of_numbers(0, 0)));
+        let until = Bound::Included((session, FileId::of_numbers(u64::MAX, u64::MAX)));
+        self.resizers.range((from, until)).map(|(_, file)| *file)
+    }
+
+    /// The sessions that wait to change the size of a file.
+    pub(super) fn resizers(&self, file: FileId) -> Vec<u64> {
+        self.resizing.range((file, 0)..=(file, u64::MAX)).map(|(_, session)| *session).collect()
+    }
+
+    /// A session waits to take part.
+    pub(super) fn join(&mut self, session: u64) {
+        self.joining.insert(session);
+    }
+
+    /// Takes the sessions that wait to take part.
+    pub(super) fn take_joining(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.joining)
+    }
+
+    /// A session waits for this many syncs of others.
+    pub(super) fn begin_ticket(&mut self, session: u64, ticket: u64, left: usize) {
+        assert!(left > 0, "there is something to wait for");
+        self.count(session);
+        let before = self.tickets.insert((session, ticket), Ticket { left, errno: 0 });
+        assert!(before.is_none(), "a ticket is begun once");
+    }
+
+    /// True if a session waits under this number.
+    pub(super) fn has_ticket(&self, session: u64, ticket: u64) -> bool {
+        self.tickets.contains_key(&(session, ticket))
+    }
+
+    /// One of the syncs for a ticket has ended. Returns the errno, 0 for none, if it was the last.
+    pub(super) fn end_sync(&mut self, session: u64, ticket: u64, errno: u16) -> Option<u16> {
+        let waits = self.tickets.get_mut(&(session, ticket))?;
+        waits.left -= 1;
+        waits.errno = if waits.errno == 0 { errno } else { waits.errno };
+        if waits.left > 0 {
+            return None;
+        }
+        let errno = waits.errno;
+        self.tickets.remove(&(session, ticket));
+        self.discount(session);
+        Some(errno)
+    }
+
+    /// A session waits for nothing any more. Returns the files for which it did.
+    pub(super) fn end(&mut self, session: u64) -> BTreeSet<FileId> {
+        let wants = |queue: &VecDeque<Wanted>| queue.iter().any(|wanted| wanted.session == session);
+        let wanted = self.leases.iter().filter(|(_, queue)| wants(queue)).map(|(file, _)| *file);
+        let mut files: BTreeSet<FileId> = wanted.collect();
+        files.iter().for_each(|file| assert!(self.end_want(*file, session), "it waits for {file}"));
+        let resized: Vec<FileId> = self.resized(session).collect();
+        resized.iter().for_each(|file| self.end_resize(*file, session));
+        files.extend(resized);
+        self.joining.remove(&session);
+        let tickets = self.tickets.range((session, 0)..=(session, u64::MAX)).map(|(ticket, _)| *ticket);
+        for ticket in tickets.collect::<Vec<_>>() {
+            self.tickets.remove(&ticket);
+            self.discount(session);
+        }
+        assert!(!self.counts.contains_key(&session), "session {session} waits for nothing");
+        files
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileId = FileId::of_numbers(0, 7);
+
+    #[test]
+    fn requests_for_a_lease_keep_their_order_and_count_once() {
+        let mut waiting = Waiting::default();
+        let wanted = |session, exclusive| Wanted { session, exclusive };
+        waiting.want(FILE, wanted(1, false));
+        waiting.want(FILE, wanted(2, true));
+        waiting.want(FILE, wanted(1, true));
+        assert_eq!(waiting.first(FILE, |_| true), Some(wanted(1, true)), "it keeps its place");
+        assert_eq!(waiting.first(FILE, |session| session != 1), Some(wanted(2, true)));
+        assert!(waiting.end_want(FILE, 1) && !waiting.end_want(FILE, 1));
+        assert_eq!(waiting.first(FILE, |_| true), Some(wanted(2, true)));
+        assert_eq!(waiting.end(2), BTreeSet::from([FILE]));
+        assert!(waiting.leases.is_empty() && waiting.counts.is_empty());
+    }
+
+    #[test]
+    fn a_ticket_ends_with_its_last_sync_and_the_first_error() {
+        let mut waiting = Waiting::default();
+        waiting.begin_ticket(1, 9, 3);
+        assert!(waiting.has_ticket(1, 9) && !waiting.has_ticket(2, 9));
+        assert_eq!(waiting.end_sync(1, 9, 0), None);
+        assert_eq!(waiting.end_sync(1, 9, 28), None);
+        assert_eq!(waiting.end_sync(1, 9, 5), Some(28));
+        assert_eq!(waiting.end_sync(1, 9, 5), None, "it has ended");
+        assert!(waiting.counts.is_empty());
+    }
+
+    #[test]
+    fn what_a_session_waits_for_is_bounded_and_ends_with_it() {
+        let mut waiting = Waiting::default();
+        for number in 0..MOST_WAITING as u64 {
+            assert!(waiting.has_room(1));
+            match number % 3 {
+                0 => waiting.want(FileId::of_numbers(0, number), Wanted { session: 1, exclusive: true }),
+                1 => waiting.resize(FileId::of_numbers(0, number), 1),
+                _ => waiting.begin_ticket(1, number, 1),
+            }
+        }
+        assert!(!waiting.has_room(1) && waiting.has_room(2));
+        waiting.join(1);
+        waiting.end(1);
+        assert!(waiting.has_room(1) && waiting.take_joining().is_empty());
+        assert!(waiting.tickets.is_empty() && waiting.resizing.is_empty() && waiting.leases.is_empty());
+    }
+}

@@ -2,7 +2,8 @@
 //!
 //! A request waits until its reply comes, across reconnections if necessary. It is sent again unchanged, with
 //! the same session and sequence, so that the service answers a repeat of a completed request with the stored
-//! result.
+//! result. Before that, the Hello that began the session is sent over the new connection, with the number of
+//! the session, which binds the session to it.
 
 use crate::frame::{Outbox, Receiver};
 use crate::greeting::{
@@ -13,7 +14,7 @@ use crate::{CONTROL, HANDSHAKE, REQUESTS, is_control};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{Env, ErrorKind, LocalBoxFuture};
-use penstock_wire::{Failure, Frame, Kind, Transport, Version};
+use penstock_wire::{Failure, Frame, Kind, Transport, Version, session_of_hello};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -58,6 +59,8 @@ pub struct Remote {
     control_permits: Semaphore,
     outbox: RefCell<Outbox<()>>,
     wake: Notify,
+    /// The request that began the session, with its number: it binds the session to the next connection.
+    hello: RefCell<Option<Frame>>,
     connected: Cell<bool>,
     closed: Cell<bool>,
     closing: Notify,
@@ -83,6 +86,7 @@ impl Remote {
             control_permits: Semaphore::new(CONTROL),
             outbox: RefCell::new(Outbox::new(first.1)),
             wake: Notify::new(),
+            hello: RefCell::default(),
             connected: Cell::new(false),
             closed: Cell::new(false),
             closing: Notify::new(),
@@ -94,6 +98,13 @@ impl Remote {
     /// True while there is a connection.
     pub fn is_connected(&self) -> bool {
         self.connected.get()
+    }
+
+    /// The number of the next request.
+    fn next_number(&self) -> u64 {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        number
     }
 
     /// Closes the connection for good. Requests in flight fail.
@@ -143,17 +154,25 @@ impl Remote {
     /// Sends all requests without a reply, and uses the connection until it is lost. Returns the reason.
     async fn run(&self, link: &dyn Link, version: Version) -> Lost {
         *self.outbox.borrow_mut() = Outbox::new(version);
+        let hello = self.hello.borrow().clone().map(|mut hello| {
+            hello.header.request = self.next_number();
+            hello
+        });
+        let binds = hello.as_ref().map(|hello| hello.header.request);
+        hello.into_iter().for_each(|hello| self.outbox.borrow_mut().push(hello, ()));
         for waiting in self.waiting.borrow().values() {
             self.outbox.borrow_mut().push(waiting.request.clone(), ());
         }
-        let receiving = pin!(self.receive_all(link, version));
+        let receiving = pin!(self.receive_all(link, version, binds));
         let sending = pin!(send(&self.env, link, &self.outbox, &self.wake, false));
         match select(receiving, sending).await {
             Either::Left((why, _)) | Either::Right((why, _)) => why,
         }
     }
 
-    async fn receive_all(&self, link: &dyn Link, version: Version) -> Lost {
+    /// Receives replies. `binds` is the number of the Hello that binds the session to this connection. If
+    /// the session has ended, each request learns that from its own reply.
+    async fn receive_all(&self, link: &dyn Link, version: Version, binds: Option<u64>) -> Lost {
         let mut receiver = Receiver::new(version);
         loop {
             let frame = match receive(link, &mut receiver).await {
@@ -172,8 +191,20 @@ impl Remote {
             if !frame.header.reply {
                 return Lost::Said("a request where a reply is due".into());
             }
+            if binds == Some(frame.header.request) {
+                match frame.into_result() {
+                    Err(failure) if failure.kind != ErrorKind::Ended => {
+                        return Lost::Said(format!("the session cannot use this connection: {failure}"));
+                    }
+                    _ => continue,
+                }
+            }
             // The caller may have given up.
-            if let Some(waiting) = self.waiting.borrow_mut().remove(&frame.header.request) {
+            if let Some(mut waiting) = self.waiting.borrow_mut().remove(&frame.header.request) {
+                if let Some(session) = session_of_hello(&frame) {
+                    waiting.request.header.session = session;
+                    self.hello.replace(Some(waiting.request));
+                }
                 let _ = waiting.reply.send(Ok(frame));
             }
         }
@@ -283,8 +314,7 @@ impl Transport for Remote {
             if self.closed.get() {
                 return Err(closed());
             }
-            let number = self.next.get();
-            self.next.set(number + 1);
+            let number = self.next_number();
             request.header.request = number;
             let (reply, answer) = oneshot::channel();
             if self.connected.get() {

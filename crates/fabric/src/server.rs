@@ -9,9 +9,9 @@ use crate::{BYTES, CONNECTIONS, CONTROL, CONTROL_BYTES, HANDSHAKE, NEWCOMERS, RE
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Env, Newcomers, StoreId};
+use penstock_base::{BLOCK_BYTES, Env, ErrorKind, Newcomers, StoreId};
 use penstock_wire::data::decode_read;
-use penstock_wire::{Frame, Header, Kind, Service, Version};
+use penstock_wire::{Failure, Frame, Header, Kind, Service, Version, session_of_hello};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ type Held = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
 
 struct Connection {
     number: u64,
-    /// The session of the last request that came over this connection; 0 before the first.
+    /// The session that Hello has bound to this connection; 0 before that.
     session: Cell<u64>,
     /// Signalled when the client has switched to a newer connection.
     over: Rc<Notify>,
@@ -252,18 +252,28 @@ impl Server {
         Ok(())
     }
 
-    /// Makes this the current connection of the request's session, and registers a change of data. Hello has
-    /// no session. Fails if the session has a newer connection.
+    /// Registers a change of data. Fails if the session has a newer connection.
     fn hear(&self, connection: &Connection, header: &Header) -> Result<Option<Change>, Newer> {
         let Header { session, kind, .. } = *header;
-        if session == 0 {
-            return Ok(None);
-        }
-        let before = connection.session.replace(session);
-        if before != session {
-            self.speakers.leave(before, connection.number);
-        }
+        assert!(session > 0 && session == connection.session.get(), "a request of the connection's session");
         self.speakers.hear(session, (connection.number, &connection.over), kind)
+    }
+
+    /// Serves Hello, which binds its session to the connection. Nothing is received meanwhile. A connection
+    /// has one session.
+    async fn greeted(&self, connection: &Connection, hello: Frame) -> Result<Frame, Newer> {
+        let bound = connection.session.get();
+        if bound > 0 && bound != hello.header.session {
+            let why = format!("Hello: the connection is that of session {bound}");
+            return Ok(Frame::reply(&hello.header, Err(Failure::new(ErrorKind::Denied, why))));
+        }
+        let reply = self.service.serve(hello).await;
+        if let Some(session) = session_of_hello(&reply) {
+            assert!(bound == 0 || bound == session, "Hello with a session is about that one");
+            connection.session.set(session);
+            self.speakers.hear(session, (connection.number, &connection.over), Kind::Hello)?;
+        }
+        Ok(reply)
     }
 
     /// Receives requests and serves each in a task of its own. Waits while the limits of the connection are
@@ -289,6 +299,16 @@ impl Server {
             let (Ok(request), Ok(bytes)) = (request, bytes) else {
                 unreachable!("the semaphores of a connection are never closed")
             };
+            if frame.header.kind == Kind::Hello {
+                let Ok(reply) = self.greeted(connection, frame).await else { return over_a_newer_one() };
+                connection.send(reply, (request, bytes));
+                continue;
+            }
+            if frame.header.session == 0 || frame.header.session != connection.session.get() {
+                let refused = Frame::reply(&frame.header, Err(not_bound(frame.header.session)));
+                connection.send(refused, (request, bytes));
+                continue;
+            }
             let Ok(change) = self.hear(connection, &frame.header) else { return over_a_newer_one() };
             if let Some(change) = &change {
                 // Nothing is received meanwhile, so a client that reconnects again and again cannot fill the
@@ -300,12 +320,28 @@ impl Server {
             let task = async move {
                 let reply = service.serve(frame).await;
                 drop(change);
-                connection.outbox.borrow_mut().push(reply, Some((request, bytes)));
-                connection.wake.notify_one();
+                connection.send(reply, (request, bytes));
             };
             self.env.spawn("request", Box::pin(task));
         }
     }
+}
+
+impl Connection {
+    /// Sends a reply, and then gives the permits of its request back.
+    fn send(&self, reply: Frame, permits: (OwnedSemaphorePermit, OwnedSemaphorePermit)) {
+        self.outbox.borrow_mut().push(reply, Some(permits));
+        self.wake.notify_one();
+    }
+}
+
+/// The failure of a request whose session is not that of its connection. Its client may have lost the session
+/// meanwhile: then Hello could not bind it.
+fn not_bound(session: u64) -> Failure {
+    Failure::new(
+        ErrorKind::Ended,
+        format!("session {session} is not the one that Hello has bound to this connection"),
+    )
 }
 
 fn over_a_newer_one() -> Lost {

@@ -5,11 +5,10 @@
 //! recognised as repeats. A change of data has no sequence, and would overwrite newer data with old.
 //!
 //! Invariants:
-//! - once a request of a session came over a connection, requests of that session over older ones are not
-//!   served;
+//! - once Hello has bound a session to a connection, requests of that session over older ones are not served;
 //! - a change of data begins after the changes of its session that came over older connections have ended.
 //!
-//! There is an entry for the last session of each connection, and for each session with changes in flight.
+//! There is an entry for the session of each connection, and for each session with changes in flight.
 
 use penstock_wire::Kind;
 use std::cell::{Cell, RefCell};
@@ -27,7 +26,7 @@ struct Speaker {
     connection: u64,
     /// Signalled when the session has a newer connection.
     over: Rc<Notify>,
-    /// True if the connection is closed, or has served another session since.
+    /// True if the connection is closed.
     left: Cell<bool>,
     /// The number of changes of data that came over it and are in flight.
     changes: Cell<u64>,
@@ -97,7 +96,7 @@ impl Speakers {
         self.sessions.borrow().get(&session).is_some_and(|speaker| !speaker.left.get())
     }
 
-    /// Notes that a connection is closed or serves another session now.
+    /// Notes that a connection is closed.
     pub(crate) fn leave(&self, session: u64, connection: u64) {
         if let Some(speaker) = self.sessions.borrow().get(&session)
             && speaker.connection == connection

@@ -138,13 +138,20 @@ impl MetaTarget {
         }
     }
 
-    /// Serves the first exchange, which starts a session. With `remote` (a client of another process) it has
-    /// a lease time.
-    pub async fn hello(&self, body: &[u8], remote: bool) -> Result<Vec<u8>, Failure> {
-        Ok(self.first_exchange(Message::decode(body).map_err(MetaError::from)?, remote).await?)
+    /// Serves the first exchange of a connection. It starts a session; with the number of one it goes on with
+    /// that. With `remote` (a client of another process) the session has a lease time.
+    pub async fn hello(&self, number: u64, body: &[u8], remote: bool) -> Result<Vec<u8>, Failure> {
+        let request: HelloRequest = Message::decode(body).map_err(MetaError::from)?;
+        let name = Self::check_hello(&request)?;
+        match number {
+            0 => Ok(self.begin_session(name, request, remote).await?),
+            _ => Ok(self.greeted(number, self.parts.clients.goes_on(name, number, remote)?)),
+        }
     }
 
-    async fn first_exchange(&self, request: HelloRequest, remote: bool) -> Result<Vec<u8>, MetaError> {
+    /// Returns the name of the session that is asked for. Fails if the request asks for anything that this
+    /// release does not have.
+    fn check_hello(request: &HelloRequest) -> Result<Id128, MetaError> {
         let name = <[u8; 16]>::try_from(&request.name[..]).map(Id128).unwrap_or_default();
         if name.is_nil() {
             return Err(MetaError::Request("the name of a session is 16 random bytes".into()));
@@ -162,6 +169,15 @@ impl MetaTarget {
         if request.client.len() > NAME_BYTES || request.mount.len() > PATH_BYTES {
             return Err(MetaError::Request("the name of a client or of its mount is too long".into()));
         }
+        Ok(name)
+    }
+
+    async fn begin_session(
+        &self,
+        name: Id128,
+        request: HelloRequest,
+        remote: bool,
+    ) -> Result<Vec<u8>, MetaError> {
         let turn = self.parts.names.turn().await;
         // The reply to an earlier Hello was lost.
         if let Some((session, lease_ms)) = self.parts.clients.greeted_again(name, remote)? {

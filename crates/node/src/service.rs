@@ -149,7 +149,9 @@ impl Node {
             return outcome;
         }
         match request.header.kind {
-            Kind::Hello => Ok((self.meta.hello(&request.body, remote).await?, Vec::new())),
+            Kind::Hello => {
+                Ok((self.meta.hello(request.header.session, &request.body, remote).await?, Vec::new()))
+            }
             kind if kind.is_reserved() => Err(Failure::new(
                 ErrorKind::Invalid,
                 format!("{kind:?} is reserved and not served by this release"),

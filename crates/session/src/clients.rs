@@ -234,6 +234,19 @@ impl Clients {
         Ok(Some((number, lease_ms)))
     }
 
+    /// A client says Hello over another connection, to go on with its session. Returns the lease time in
+    /// milliseconds. Fails with Ended unless the session of this name has this number and lives, and is one
+    /// of another process if `remote` is true.
+    pub fn goes_on(&self, key: Id128, number: u64, remote: bool) -> Result<u32, Failure> {
+        let mut sessions = self.sessions.borrow_mut();
+        let lease_ms = sessions.lease_ms(number);
+        if sessions.named(key) != Some(number) || (lease_ms > 0) != remote {
+            return Err(ended(number));
+        }
+        sessions.hear(number, self.env.now())?;
+        Ok(lease_ms)
+    }
+
     /// Starts a session under this name. For a client of another process `writes` gets the row that lets the
     /// session survive a restart. Its lease time begins when the result is dropped, with the reply to Hello:
     /// until then the client waits.

@@ -20,7 +20,7 @@ mod version;
 
 pub use header::{Failure, Frame, HEADER_BYTES, Header, Kind};
 pub use object::Object;
-pub use transport::{Service, Transport};
+pub use transport::{Service, Transport, session_of_hello};
 pub use version::Version;
 
 /// Number of slots of a session. A request with a sequence uses slot `sequence % SLOTS`, and the service

@@ -68,7 +68,7 @@ impl Bed {
                 .await
                 .unwrap();
         let hello = HelloRequest::of_mount(random_id(&world.env()));
-        let reply = meta.hello(&hello.encode_to_vec(), false).await.unwrap();
+        let reply = meta.hello(0, &hello.encode_to_vec(), false).await.unwrap();
         let session = HelloReply::decode(&reply[..]).unwrap().session;
         let header = Header { session, ..Header::request(Kind::SetAttr) };
         let who = meta.clients().request(&header).unwrap();

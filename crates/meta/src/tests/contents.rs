@@ -277,7 +277,7 @@ fn hello(bed: &Bed) -> Vec<u8> {
 
 /// Starts a session of a client in another process.
 async fn remote_session(bed: &Bed) -> u64 {
-    let reply = bed.meta.hello(&hello(bed), true).await.unwrap();
+    let reply = bed.meta.hello(0, &hello(bed), true).await.unwrap();
     HelloReply::decode(&reply[..]).unwrap().session
 }
 
@@ -374,7 +374,7 @@ fn a_repeated_hello_begins_no_second_session() {
     run(async |bed| {
         let (request, count) = (hello(bed), bed.meta.clients().count());
         let greet = async |bed: &Bed| {
-            let reply = bed.meta.hello(&request, true).await?;
+            let reply = bed.meta.hello(0, &request, true).await?;
             Ok::<_, Failure>(HelloReply::decode(&reply[..]).unwrap())
         };
         let first = greet(bed).await.unwrap();
@@ -397,19 +397,19 @@ fn a_repeated_hello_begins_no_second_session() {
 fn a_hello_repeated_over_a_restart_owes_nothing() {
     run(async |bed| {
         let request = hello(bed);
-        bed.meta.hello(&request, true).await.unwrap();
+        bed.meta.hello(0, &request, true).await.unwrap();
         bed.crash().await;
         let ino = bed.add("f").await.unwrap();
         bed.remove("f").await.unwrap();
         assert!(bed.meta.clients().owe_opens(), "a client may have it open");
-        let again = bed.meta.hello(&request, true).await.unwrap();
+        let again = bed.meta.hello(0, &request, true).await.unwrap();
         assert!(!bed.meta.clients().owe_opens());
         let session = HelloReply::decode(&again[..]).unwrap().session;
         let lock = LockRequest { ino: ino.0, last: 9, change: 2, owner: 1, ..LockRequest::default() };
         assert!(!bed.meta.clients().lock(session, &lock).unwrap().early);
         bed.world.env().sleep(Duration::from_secs(5)).await;
         assert!(bed.inode(ino).await.is_err(), "it is dropped");
-        let failure = bed.meta.hello(&request, false).await.unwrap_err();
+        let failure = bed.meta.hello(0, &request, false).await.unwrap_err();
         assert_eq!(failure.errno, 1, "a client of this process has another name: {failure}");
     });
 }
@@ -419,9 +419,9 @@ fn a_hello_repeated_over_a_restart_owes_nothing() {
 fn a_repeated_hello_is_a_sign_of_life() {
     run(async |bed| {
         let request = hello(bed);
-        bed.meta.hello(&request, true).await.unwrap();
+        bed.meta.hello(0, &request, true).await.unwrap();
         bed.world.env().sleep(Duration::from_secs(31)).await;
-        let reply = bed.meta.hello(&request, true).await.unwrap();
+        let reply = bed.meta.hello(0, &request, true).await.unwrap();
         let session = HelloReply::decode(&reply[..]).unwrap().session;
         assert!(!bed.meta.end_if_silent(session).await.unwrap());
     });
@@ -441,7 +441,7 @@ fn what_a_hello_may_not_ask_for_is_refused_by_name() {
             (HelloRequest { fileset: "home".into(), ..good.clone() }, "no fileset \"home\""),
             (HelloRequest { client: "x".repeat(257), ..good }, "too long"),
         ] {
-            let failure = bed.meta.hello(&request.encode_to_vec(), true).await.unwrap_err();
+            let failure = bed.meta.hello(0, &request.encode_to_vec(), true).await.unwrap_err();
             assert!(failure.message.contains(why), "{failure}");
         }
         let (lists, session) = (OpenCount { ino: 7, count: 1, branch: 3 }, bed.who.session);
@@ -462,7 +462,7 @@ fn there_are_never_more_sessions_than_the_most() {
         // A check has the turn, and two clients come meanwhile.
         let turn = bed.meta.parts.names.turn().await;
         let hellos = [hello(bed), hello(bed)];
-        let greet = |number: usize| bed.meta.hello(&hellos[number], true);
+        let greet = |number: usize| bed.meta.hello(0, &hellos[number], true);
         let (first, second, ()) = tokio::join!(greet(0), greet(1), async { drop(turn) });
         first.unwrap();
         assert!(second.unwrap_err().message.contains("1024 sessions"));

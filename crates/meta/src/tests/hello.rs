@@ -93,7 +93,7 @@ fn a_session_whose_hello_waits_for_its_flush_is_not_silent() {
         env.spawn("session leases", Box::pin(end_silent));
         kv.flush_takes.set(Duration::from_secs(40));
         let hello = HelloRequest::of_mount(random_id(&env)).encode_to_vec();
-        let reply = meta.hello(&hello, true).await.unwrap();
+        let reply = meta.hello(0, &hello, true).await.unwrap();
         kv.flush_takes.set(Duration::ZERO);
         let session = HelloReply::decode(&reply[..]).unwrap().session;
         // The reply reaches the client, which pings at once.

@@ -405,7 +405,7 @@ fn nothing_opens_a_file_of_which_half_is_gone_after_a_crash() {
         let before = bed.chunks.blocks(ino).len();
         // A client of another process, which knows the inode from an earlier lookup.
         let hello = HelloRequest::of_mount(Id128([9; 16]));
-        let reply = bed.meta.hello(&hello.encode_to_vec(), true).await.unwrap();
+        let reply = bed.meta.hello(0, &hello.encode_to_vec(), true).await.unwrap();
         let remote = HelloReply::decode(&reply[..]).unwrap().session;
         bed.remove("f").await.unwrap();
         bed.kv.fail_after(1);

@@ -10,10 +10,10 @@ use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
 use penstock_wire::metadata::{
-    HelloRequest, InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, MakeRequest,
-    NameRequest, OpenCount, PingRequest, RenameRequest, SetAttrRequest, XattrRequest,
+    HelloReply, HelloRequest, InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest,
+    MakeRequest, NameRequest, OpenCount, PingRequest, RenameRequest, SetAttrRequest, XattrRequest,
 };
-use penstock_wire::{Frame, Kind, SLOTS, Service, Transport, Version};
+use penstock_wire::{Frame, Kind, SLOTS, Service, Transport, Version, session_of_hello};
 use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::io::IoSlice;
@@ -411,11 +411,14 @@ fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
         let id = make(&machine.client, "file").await.unwrap();
         machine.client.write(id, 0, &[7; 100_000]).await.unwrap();
         machine.client.release(id).await.unwrap();
-        let session = session(&machine).await;
+        let hello = hello(&machine).await;
+        let session = hello.header.session;
         let join = request_of(session, 0, Kind::ListXattr, InodeRequest { ino: id.ino.0 }.encode_to_vec());
         serve(&machine, join).await.into_result().unwrap();
         let link = way.open().unwrap();
         let mut stream = greeting();
+        stream.extend(hello.header.encode(Version::NEWEST, &hello.body));
+        stream.extend(hello.body);
         let blocks = ChunkRef { ino: id.ino, chunk: 0, block: 0, count: 20, truncations: 0 };
         let body = encode_read(&blocks);
         let len = penstock_wire::HEADER_BYTES + body.len();
@@ -446,10 +449,16 @@ fn who_takes_no_replies_is_not_listened_to_and_then_closed() {
 }
 
 async fn session(machine: &Machine) -> u64 {
+    hello(machine).await.header.session
+}
+
+/// Begins a session. Returns the request that goes on with it.
+async fn hello(machine: &Machine) -> Frame {
     let hello = HelloRequest::of_mount(random_id(&machine.env));
-    let request = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
-    let reply = machine.node.serve(request, true).await.into_result().unwrap().0;
-    penstock_wire::metadata::HelloReply::decode(&reply[..]).unwrap().session
+    let mut request = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
+    let reply = machine.node.serve(request.clone(), true).await;
+    request.header.session = session_of_hello(&reply).unwrap();
+    request
 }
 
 /// A request of a session, as its client sends it.
@@ -471,6 +480,51 @@ async fn serve(machine: &Machine, request: Frame) -> Frame {
         }
         machine.env.sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// A connection has the session that Hello has bound to it, and no other: a number alone is worth nothing.
+#[test]
+fn a_connection_speaks_for_its_own_session_only() {
+    on_machine(98, async |_, machine| {
+        let way = Way::new(&machine);
+        let (client, victim) = mount(&machine, &way).await;
+        let file = make(&client, "file").await.unwrap();
+        let number = client.session();
+        let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+        let ask = async |session: u64, kind: Kind, body: Vec<u8>| {
+            remote.call(request_of(session, 0, kind, body)).await.unwrap().into_result()
+        };
+        for session in [0, number, 99] {
+            for kind in [Kind::End, Kind::Ping, Kind::Watch, Kind::StatFs] {
+                let failure = ask(session, kind, Vec::new()).await.unwrap_err();
+                assert_eq!(failure.kind, ErrorKind::Ended, "{session} {kind:?}: {failure}");
+            }
+        }
+        // Somebody who guesses the number does not know the name.
+        let guess = HelloRequest::of_mount(Id128([3; 16])).encode_to_vec();
+        assert_eq!(ask(number, Kind::Hello, guess.clone()).await.unwrap_err().kind, ErrorKind::Ended);
+        assert_eq!(ask(number, Kind::End, Vec::new()).await.unwrap_err().kind, ErrorKind::Ended);
+        let own = ask(0, Kind::Hello, guess.clone()).await.unwrap().0;
+        let own = HelloReply::decode(&own[..]).unwrap().session;
+        assert!(own != number && ask(own, Kind::Ping, Vec::new()).await.is_ok());
+        // A connection that has a session begins no other one, and speaks for no other.
+        let another = HelloRequest::of_mount(Id128([4; 16])).encode_to_vec();
+        assert_eq!(ask(0, Kind::Hello, another).await.unwrap_err().kind, ErrorKind::Denied);
+        assert_eq!(ask(number, Kind::End, Vec::new()).await.unwrap_err().kind, ErrorKind::Ended);
+        assert_eq!(machine.node.session_reports().len(), 3);
+        client.write(file, 0, b"there").await.unwrap();
+        assert_eq!(read(&client, file).await, b"there");
+        // It goes on over the next connection, by its name.
+        way.links.borrow()[0].cut();
+        assert_eq!(read(&client, file).await, b"there");
+        // A session that has ended goes on over none.
+        machine.node.end_session(own).await.unwrap();
+        way.links.borrow()[1].cut();
+        assert_eq!(ask(own, Kind::Ping, Vec::new()).await.unwrap_err().kind, ErrorKind::Ended);
+        client.close().await.unwrap();
+        [remote, victim].iter().for_each(|remote| remote.close());
+        machine.stop().await;
+    });
 }
 
 #[test]
@@ -800,11 +854,20 @@ fn what_cannot_be_settled_is_lost_and_told() {
 struct Endless(Cell<usize>);
 
 impl Service for Endless {
-    fn serve(&self, _: Frame) -> LocalBoxFuture<'_, Frame> {
+    fn serve(&self, request: Frame) -> LocalBoxFuture<'_, Frame> {
+        if request.header.kind == Kind::Hello {
+            let reply = HelloReply { session: ENDLESS, ..HelloReply::default() };
+            return Box::pin(async move {
+                Frame::reply(&request.header, Ok((reply.encode_to_vec(), Vec::new())))
+            });
+        }
         self.0.set(self.0.get() + 1);
         Box::pin(std::future::pending())
     }
 }
+
+/// The session of every client of an endless service.
+const ENDLESS: u64 = 7;
 
 /// A client of an endless service, with its connections and the server.
 async fn with_endless(machine: &Machine) -> (Rc<Way>, Rc<Endless>, Rc<Server>, Rc<Remote>) {
@@ -812,6 +875,7 @@ async fn with_endless(machine: &Machine) -> (Rc<Way>, Rc<Endless>, Rc<Server>, R
     let server = Server::new(&machine.env, endless.clone(), machine.node.store(), Some(token()));
     *way.server.borrow_mut() = Some(server.clone());
     let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+    remote.call(Frame::request(Kind::Hello, Vec::new(), Vec::new())).await.unwrap();
     (way, endless, server, remote)
 }
 
@@ -823,7 +887,8 @@ fn bodies_of_control_traffic_are_bounded() {
         let (_way, endless, _server, remote) = with_endless(&machine).await;
         for _ in 0..60 {
             let (remote, body) = (remote.clone(), vec![0; penstock_fabric::BODY_BYTES]);
-            let call = async move { drop(remote.call(Frame::request(Kind::Watch, body, Vec::new())).await) };
+            let watch = request_of(ENDLESS, 0, Kind::Watch, body);
+            let call = async move { drop(remote.call(watch).await) };
             machine.env.spawn("call", Box::pin(call));
         }
         machine.env.sleep(Duration::from_secs(30)).await;
@@ -845,7 +910,7 @@ fn writes_that_wait_are_taken_once_however_often_their_client_connects() {
             let payload = Buf::zeroed(BLOCK_BYTES);
             let mut frame =
                 Frame::request(Kind::Write, encode_write(&chunk, &crc32c_blocks(&payload)), vec![payload]);
-            frame.header.session = 7;
+            frame.header.session = ENDLESS;
             let remote = remote.clone();
             machine.env.spawn("call", Box::pin(async move { drop(remote.call(frame).await) }));
         }

@@ -10,7 +10,7 @@ mod xattr;
 pub(crate) use links::{link, lookup, make, unlink};
 pub(crate) use readdir::{read_dir, read_link};
 pub(crate) use rename::rename;
-pub(crate) use setattr::{get_attr, set_attr, stat_fs};
+pub(crate) use setattr::{cut_tail, get_attr, set_attr, stat_fs};
 pub(crate) use xattr::{get_xattr, list_xattr, remove_xattr, set_xattr};
 
 use crate::error::MetaError;

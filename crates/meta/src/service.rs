@@ -2,9 +2,12 @@
 
 use crate::error::MetaError;
 use crate::names::Turn;
+use crate::parts::Parts;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
+use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
+use penstock_base::rank::scoped;
 use penstock_base::{Branch, FileId, Id128, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
@@ -15,7 +18,12 @@ use penstock_wire::metadata::{
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
+use std::rc::Rc;
+use std::time::Duration;
 
+/// Time for the last writes of a session before its end is reported. Its leases and locks go when they have
+/// ended.
+const LAST_WRITES: Duration = Duration::from_secs(1);
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
 const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
@@ -257,18 +265,32 @@ impl MetaTarget {
             Ok(()) => self.parts.names.kv().flush().await.map_err(MetaError::from),
             failed => failed,
         };
-        if deleted.is_ok() || !self.parts.clients.has_row(id) {
-            self.forget_session(id);
+        // The writes that are waited for below may need the turn.
+        drop(turn);
+        // Another end of the session may wait already.
+        if (deleted.is_ok() || !self.parts.clients.has_row(id)) && self.parts.clients.begin_to_leave(id) {
+            let parts = self.parts.clone();
+            let forget = async move {
+                parts.clients.quiet(id).await;
+                cut_tails(&parts, id).await;
+                forget_session(&parts, id);
+            };
+            // In a task, because a drive that hangs may keep its last write for long: other sessions that
+            // must end do not wait for that.
+            let (done, ended) = tokio::sync::oneshot::channel();
+            self.parts.env.spawn(
+                "end of a session",
+                Box::pin(async move {
+                    scoped(forget).await;
+                    // Nobody may wait any more.
+                    let _ = done.send(());
+                }),
+            );
+            if timeout(&self.parts.env, LAST_WRITES, ended).await.is_none() {
+                tracing::warn!(session = id, "its leases and locks stay until its last writes have ended");
+            }
         }
         deleted
-    }
-
-    /// Ends a session in memory, if there is one of this number.
-    fn forget_session(&self, id: u64) {
-        for (file, count) in self.parts.clients.end_session(id).unwrap_or_default() {
-            self.parts.end_uses(file.ino, count);
-        }
-        self.parts.wake_reaper();
     }
 
     /// Takes over the opens and locks that a client reports after a restart.
@@ -290,4 +312,23 @@ impl MetaTarget {
         }
         Ok(())
     }
+}
+
+/// Cuts the files that a session that ends was writing at their sizes. Its client may have written behind
+/// them and never sent the new size. A failure leaves a tail that nobody reads: whoever makes the file longer
+/// cuts it before.
+async fn cut_tails(parts: &Parts, session: u64) {
+    for file in parts.clients.written_by(session) {
+        if let Err(error) = ops::cut_tail(parts, file.ino).await {
+            tracing::warn!(%error, %file, session, "the tail of a file stays that its session has not reported");
+        }
+    }
+}
+
+/// Ends a session in memory, if there is one of this number.
+fn forget_session(parts: &Rc<Parts>, id: u64) {
+    for (file, count) in parts.clients.end_session(id).unwrap_or_default() {
+        parts.end_uses(file.ino, count);
+    }
+    parts.wake_reaper();
 }

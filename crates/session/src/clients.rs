@@ -93,6 +93,8 @@ pub struct Clients {
     watching: RefCell<BTreeMap<u64, Rc<Notify>>>,
     /// Notified when leases change, for a stop.
     changed: Notify,
+    /// Notified when a request has been executed.
+    ended: Notify,
     /// Owned by the running request of a slot, by session and slot.
     slots: RankedLocks<SlotKey>,
     unanswered: RefCell<Unanswered>,
@@ -112,6 +114,7 @@ impl Drop for Serving {
     fn drop(&mut self) {
         let now = self.clients.env.now();
         self.clients.sessions.borrow_mut().end(self.session, self.number, now);
+        self.clients.ended.notify_waiters();
     }
 }
 
@@ -150,6 +153,7 @@ impl Clients {
             locks: RefCell::default(),
             watching: RefCell::default(),
             changed: Notify::new(),
+            ended: Notify::new(),
             slots: RankedLocks::new(SLOT),
             unanswered: RefCell::default(),
             lease: Cell::new(LEASE),
@@ -185,7 +189,8 @@ impl Clients {
             return Ok(None);
         }
         let session = header.session;
-        let number = self.sessions.borrow_mut().begin(session, self.env.now())?;
+        let changes_data = matches!(header.kind, Kind::Write | Kind::Space);
+        let number = self.sessions.borrow_mut().begin(session, self.env.now(), changes_data)?;
         Ok(Some(Serving { clients: self.clone(), session, number }))
     }
 
@@ -261,7 +266,7 @@ impl Clients {
         }
         let mut sessions = self.sessions.borrow_mut();
         sessions.insert(key, who, self.env.now());
-        let number = sessions.begin(session, self.env.now()).expect("it was just inserted");
+        let number = sessions.begin(session, self.env.now(), false).expect("it was just inserted");
         Serving { clients: self.clone(), session, number }
     }
 
@@ -281,6 +286,29 @@ impl Clients {
         }
         writes.reclaims();
         Some(writes)
+    }
+
+    /// The rows of a barred session are gone, and it leaves. True the first time.
+    pub fn begin_to_leave(&self, id: u64) -> bool {
+        self.sessions.borrow_mut().begin_to_leave(id)
+    }
+
+    /// Waits until no request of a barred session is changing data. Only then may others get its leases: a
+    /// write that was on its way would be carried out after theirs.
+    pub async fn quiet(&self, id: u64) {
+        loop {
+            let ended = self.ended.notified();
+            if self.sessions.borrow().is_quiet(id) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// The files of which a session has an exclusive lease: it may have written behind the size that is known
+    /// here.
+    pub fn written_by(&self, id: u64) -> Vec<FileId> {
+        self.leases.borrow().exclusive_of(id)
     }
 
     /// Ends a session with its leases and locks. Returns the inodes that it had open with the number of

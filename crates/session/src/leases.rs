@@ -580,6 +580,12 @@ impl Leases {
         self.calls.sessions().for_each(|session| all.entry(session).or_default().unanswered_calls += 1);
     }
 
+    /// The files of which a session has an exclusive lease.
+    pub(crate) fn exclusive_of(&self, session: u64) -> Vec<FileId> {
+        let is_exclusive = |held: &BTreeMap<u64, Held>| held.get(&session).is_some_and(|held| held.exclusive);
+        self.held.iter().filter(|(_, holders)| is_exclusive(holders)).map(|(file, _)| *file).collect()
+    }
+
     /// The number of the oldest call to each session that is not answered.
     pub(crate) fn oldest_calls(&self) -> BTreeMap<u64, u64> {
         self.calls.oldest()

@@ -52,13 +52,24 @@ struct Session {
     owes_opens: bool,
     /// Time at which its last request arrived or ended.
     heard: Duration,
-    /// Its requests that are being executed, by number, with the times at which they began.
-    active: BTreeMap<u64, Duration>,
-    /// True while its rows are being deleted: it has ended for its client, and not yet for others.
+    /// Its requests that are being executed, by number.
+    active: BTreeMap<u64, Active>,
+    /// Those of them that change data.
+    changing: u64,
+    /// True from when its rows are being deleted: it has ended for its client, and not yet for others.
     is_barred: bool,
+    /// True once its rows are gone: its last writes are waited for, and then it goes.
+    is_leaving: bool,
     /// The last request of each slot: its sequence number and its outcome.
     results: BTreeMap<u64, (u64, Outcome)>,
     opens: BTreeMap<FileId, u64>,
+}
+
+/// A request that is being executed.
+#[derive(Clone, Copy, Debug)]
+struct Active {
+    begun: Duration,
+    changes_data: bool,
 }
 
 /// A session, as shown to people.
@@ -228,6 +239,13 @@ impl Sessions {
         Some(session.key)
     }
 
+    /// The rows of a barred session are gone. True the first time.
+    pub(crate) fn begin_to_leave(&mut self, id: u64) -> bool {
+        let Some(session) = self.live.get_mut(&id) else { return false };
+        assert!(session.is_barred, "session {id} leaves once it has ended for its client");
+        !std::mem::replace(&mut session.is_leaving, true)
+    }
+
     /// True if a session has a row, with which a start brings it back.
     pub(crate) fn has_row(&self, id: u64) -> bool {
         self.live.get(&id).is_some_and(|session| session.who.lease_ms > 0)
@@ -265,9 +283,11 @@ impl Sessions {
     }
 
     /// A request of a session is being executed from now on. Returns its number.
-    pub(crate) fn begin(&mut self, id: u64, now: Duration) -> Result<u64, Failure> {
+    pub(crate) fn begin(&mut self, id: u64, now: Duration, changes_data: bool) -> Result<u64, Failure> {
         let number = self.last_begun + 1;
-        self.get_mut(id)?.active.insert(number, now);
+        let session = self.get_mut(id)?;
+        session.active.insert(number, Active { begun: now, changes_data });
+        session.changing += u64::from(changes_data);
         self.last_begun = number;
         Ok(number)
     }
@@ -275,9 +295,15 @@ impl Sessions {
     /// A request of a session was executed. The session may have ended meanwhile.
     pub(crate) fn end(&mut self, id: u64, number: u64, now: Duration) {
         if let Some(session) = self.live.get_mut(&id) {
-            session.active.remove(&number).expect("only a request that began ends");
+            let ended = session.active.remove(&number).expect("only a request that began ends");
+            session.changing -= u64::from(ended.changes_data);
             session.heard = now;
         }
+    }
+
+    /// True if no request of a session is changing data.
+    pub(crate) fn is_quiet(&self, id: u64) -> bool {
+        self.live.get(&id).is_none_or(|session| session.changing == 0)
     }
 
     /// Adds the requests of all sessions that are being executed.
@@ -289,7 +315,7 @@ impl Sessions {
 
     /// Time at which the oldest request of a session began that is being executed.
     pub(crate) fn busy_since(&self, id: u64) -> Option<Duration> {
-        self.live.get(&id)?.active.first_key_value().map(|(_, begun)| *begun)
+        self.live.get(&id)?.active.first_key_value().map(|(_, active)| active.begun)
     }
 
     /// Restarts the lease time of every session.

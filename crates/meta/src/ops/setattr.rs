@@ -140,6 +140,28 @@ pub(crate) async fn set_attr(
     Ok(encode_attr(attr))
 }
 
+/// Makes everything behind the end of a file read as zeros, and voids writes that know its present truncate
+/// generation. Size, times and reserved space stay. Does nothing for an inode that is gone or no regular
+/// file.
+pub(crate) async fn cut_tail(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
+    let inode = match parts.names.inode(ino).await {
+        Err(MetaError::Posix(Errno::STALE)) => return Ok(()),
+        found => found?,
+    };
+    if inode.kind() != FileKind::Regular || inode.nlink == 0 && !parts.is_used(ino) {
+        return Ok(());
+    }
+    let [_, _, ctime, _] = inode.times;
+    let request = SetAttrRequest {
+        ino: ino.0,
+        size: Some(inode.size),
+        ctime: Some(ctime),
+        known_truncations: Some(inode.truncations),
+        ..SetAttrRequest::default()
+    };
+    set_attr(parts, Request::default(), request).await.map(drop)
+}
+
 /// Clears blocks behind a new size of a file, and behind the old one, until one transaction suffices for
 /// the rest. A crash in between leaves a file that is made shorter with a size between the two, and with
 /// all its data up to there; otherwise the old size. Returns the blocks that were cleared.

@@ -9,8 +9,9 @@ use penstock_base::{BLOCK_BYTES, Branch, ErrorKind, Id128, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{ChunkError, FileUse, Owner};
 use penstock_session::Request;
 use penstock_wire::metadata::{
-    AttrReply, HelloReply, HelloRequest, LeaseRequest, LockChange, LockRequest, MakeRequest, OpenCount,
-    PingRequest, ReadDirReply, ReadDirRequest, SetAttrRequest, StatFsReply, Time, WatchReply, WatchRequest,
+    AttrReply, HelloReply, HelloRequest, LeaseReply, LeaseRequest, LockChange, LockRequest, MakeRequest,
+    OpenCount, PingRequest, ReadDirReply, ReadDirRequest, SetAttrRequest, StatFsReply, Time, WatchReply,
+    WatchRequest,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
@@ -309,6 +310,54 @@ fn what_a_silent_session_held_is_free_only_when_no_crash_brings_it_back() {
     });
 }
 
+/// A session ends while one of its writes is being carried out. If others got its lease before that has
+/// ended, it would be carried out after theirs.
+#[test]
+fn a_lease_goes_on_only_after_the_last_write_of_its_session() {
+    run(async |bed| {
+        let [own, other] = [remote_session(bed).await, remote_session(bed).await];
+        let (ino, clients) = (bed.add("f").await.unwrap(), bed.meta.clients().clone());
+        set(bed, ino, size(5 * BLOCK)).await.unwrap();
+        clients.join(own).unwrap();
+        assert!(clients.join(other).unwrap_err().is_ask_again());
+        answer_all(bed, own).await;
+        clients.join(other).unwrap();
+        let lease = LeaseRequest { ino: ino.0, exclusive: true, first: 0, last: u64::MAX }.encode_to_vec();
+        clients.grant(own, Branch::MAIN, &lease).unwrap();
+        let before = bed.inode(ino).await.unwrap();
+        let write = clients.begin(&Header { session: own, ..Header::request(Kind::Write) }).unwrap();
+        bed.meta.end_session(own).await.unwrap();
+        bed.meta.end_session(own).await.unwrap();
+        assert!(clients.is_in_use(own) && !clients.is_live(own));
+        let waits = || {
+            let reply = clients.grant(other, Branch::MAIN, &lease).unwrap();
+            LeaseReply::decode(&reply[..]).unwrap().wait
+        };
+        assert!(waits());
+        bed.world.env().sleep(Duration::from_secs(60)).await;
+        assert!(waits(), "the write is not over");
+        // It has written behind the size that it has sent.
+        bed.chunks.write(ino, 9).await;
+        drop(write);
+        bed.world.env().sleep(Duration::from_millis(1)).await;
+        assert!(!clients.is_in_use(own) && !waits());
+        let after = bed.inode(ino).await.unwrap();
+        assert_eq!(after.truncations, before.truncations + 1, "a late write is refused");
+        assert_eq!((after.size, after.times), (before.size, before.times));
+    });
+}
+
+/// Answers all calls to a session.
+async fn answer_all(bed: &Bed, session: u64) {
+    let clients = bed.meta.clients();
+    let watch = WatchRequest { wait: true, generation: bed.chunks.generation(), ..WatchRequest::default() };
+    let news = clients.watch(session, &watch.encode_to_vec()).await.unwrap();
+    let calls = WatchReply::decode(&news[..]).unwrap().calls;
+    let answered = calls.iter().map(|call| call.number).collect();
+    let answer = WatchRequest { wait: false, answered, ..watch };
+    clients.watch(session, &answer.encode_to_vec()).await.unwrap();
+}
+
 /// Regression: a repeat of a truncation that was carried out waited for another client like a new one. It was
 /// answered with "ask again", and the client sent it once more as another request: what had been written
 /// meanwhile was cut off.
@@ -323,13 +372,7 @@ fn a_repeated_truncation_gets_its_outcome_whatever_others_have() {
         let first = bed.meta.serve(&header, &cut).await.unwrap();
         // Another client comes, this one gives up what it has without leases, and the other one gets a lease.
         assert!(clients.join(other).unwrap_err().is_ask_again());
-        let watch =
-            WatchRequest { wait: true, generation: bed.chunks.generation(), ..WatchRequest::default() };
-        let called = clients.watch(own, &watch.encode_to_vec()).await.unwrap();
-        let calls = WatchReply::decode(&called[..]).unwrap().calls;
-        let answered = calls.iter().map(|call| call.number).collect();
-        let answer = WatchRequest { wait: false, answered, ..watch };
-        clients.watch(own, &answer.encode_to_vec()).await.unwrap();
+        answer_all(bed, own).await;
         clients.join(other).unwrap();
         let lease = LeaseRequest { ino: ino.0, exclusive: true, first: 0, last: u64::MAX };
         clients.grant(other, Branch::MAIN, &lease.encode_to_vec()).unwrap();
@@ -355,13 +398,7 @@ fn a_repeat_gets_its_outcome_although_others_owe_everything() {
         bed.crash().await;
         let clients = bed.meta.clients().clone();
         assert!(clients.is_in_use(other), "it may own anything");
-        let watch =
-            WatchRequest { wait: true, generation: bed.chunks.generation(), ..WatchRequest::default() };
-        let calls =
-            WatchReply::decode(&clients.watch(own, &watch.encode_to_vec()).await.unwrap()[..]).unwrap();
-        let answered = calls.calls.iter().map(|call| call.number).collect();
-        let answer = WatchRequest { wait: false, answered, ..watch };
-        clients.watch(own, &answer.encode_to_vec()).await.unwrap();
+        answer_all(bed, own).await;
         let later = Header { sequence: 65, ..header };
         assert!(bed.meta.serve(&later, &body).await.unwrap_err().is_ask_again(), "a new one waits");
         assert_eq!(bed.meta.serve(&header, &body).await.unwrap(), first, "it was carried out");

@@ -641,6 +641,58 @@ fn a_stop_names_the_sessions_that_did_not_give_up_everything() {
     }
 }
 
+/// Regression: each answer woke everything that waited for any client.
+#[test]
+fn news_wake_the_watch_of_their_session_only() {
+    with_two_clients(async |bench| {
+        bench.join_both().await;
+        bench.clients.begin_session(key_of(3), local(3), &mut WriteSet::new());
+        bench.asker().join(3).await.unwrap();
+        let watch = |session| {
+            let (clients, seen) = (bench.clients.clone(), bench.asker().news(session).again);
+            let request =
+                WatchRequest { generation: GENERATION, wait: true, seen, ..WatchRequest::default() };
+            bench.start(async move { clients.watch(session, &request.encode_to_vec()).await })
+        };
+        let watches = [FIRST, SECOND, 3].map(watch);
+        bench.pause().await;
+        let answered = || watches.iter().map(|watch| watch.borrow().is_some()).collect::<Vec<_>>();
+        assert_eq!(answered(), [false, false, false]);
+        bench.grant(FIRST, true).await.unwrap();
+        bench.pause().await;
+        assert_eq!(answered(), [false, false, false], "a lease is in the reply to its request");
+        let _second = bench.start_grant(SECOND);
+        bench.pause().await;
+        assert_eq!(answered(), [true, false, false], "it is called");
+        bench.answer_all(FIRST).await;
+        bench.pause().await;
+        assert_eq!(answered(), [true, true, false], "the lease has come");
+        bench.clients.stop();
+        bench.pause().await;
+        assert_eq!(answered(), [true, true, true]);
+        assert_eq!(watches[2].take().unwrap().unwrap_err().kind, ErrorKind::Ended);
+    });
+}
+
+#[test]
+fn a_session_goes_on_by_its_number_and_name() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        clients.begin_session(key_of(5), far(5), &mut WriteSet::new());
+        clients.begin_session(key_of(6), far(6), &mut WriteSet::new());
+        assert_eq!(clients.goes_on(key_of(5), 5, true), Ok(30_000));
+        // Columns: name, number, and true for a client of another process.
+        for (key, number, remote) in
+            [(5, 6, true), (6, 5, true), (9, 5, true), (5, 9, true), (5, 5, false), (FIRST, FIRST, true)]
+        {
+            let refused = clients.goes_on(key_of(key), number, remote).unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Ended, "{key} {number} {remote}");
+        }
+        clients.bar_session(5).unwrap();
+        assert_eq!(clients.goes_on(key_of(5), 5, true).unwrap_err().kind, ErrorKind::Ended);
+    });
+}
+
 #[test]
 fn requests_that_wait_fail_when_the_service_stops() {
     with_two_clients(async |bench| {

@@ -1,11 +1,15 @@
 //! Feature bits of structures that outlive a release.
 //!
-//! Format: docs/format/README.md. No bit is defined yet.
+//! Format: docs/format/README.md.
 
 use crate::{Dec, DecodeError, Enc};
 
+/// A compatible feature of a key-value store: rows of sessions may be those of gateways. A release that does
+/// not know it takes such a session for one that has ended.
+pub const GATEWAYS: u64 = 1;
+
 /// Features that this release understands, of all three classes.
-const KNOWN: Features = Features { compatible: 0, read_only_compatible: 0, incompatible: 0 };
+const KNOWN: Features = Features { compatible: GATEWAYS, read_only_compatible: 0, incompatible: 0 };
 
 /// Feature bits. A release that does not know a bit may use the structure only as the class of the bit
 /// permits.
@@ -56,7 +60,7 @@ mod tests {
         let none = Features::default();
         for (features, is_refused) in [
             (none, false),
-            (Features { compatible: 5, ..none }, false),
+            (Features { compatible: 4 | GATEWAYS, ..none }, false),
             (Features { read_only_compatible: 4, ..none }, true),
             (Features { incompatible: 1 << 63, ..none }, true),
         ] {
@@ -66,7 +70,8 @@ mod tests {
             let mut dec = Dec::new("a test", &bytes);
             assert_eq!((Features::decode(&mut dec), dec.left()), (Ok(features), 0));
             assert_eq!(features.check(&dec).is_err(), is_refused, "{features:?}");
-            assert_eq!(features.maintained(), Features { compatible: 0, ..features });
+            let kept = features.compatible & GATEWAYS;
+            assert_eq!(features.maintained(), Features { compatible: kept, ..features });
         }
     }
 }

@@ -14,7 +14,7 @@ pub mod buf;
 pub mod codec;
 pub mod crc;
 pub mod env;
-mod features;
+pub mod features;
 pub mod finding;
 pub mod gate;
 pub mod held_ranges;

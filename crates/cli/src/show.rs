@@ -148,6 +148,9 @@ pub fn session(details: &SessionDetails) {
     let SessionDetails { session, .. } = details;
     println!("session  {}", session.id);
     println!("client   {}{}", client(session), silent(session));
+    if session.users > 0 || session.role != "mount" {
+        println!("role     {}, for {} users", session.role, session.users);
+    }
     match details.lease_ms {
         0 => println!("lease    none: it ends with the instance"),
         millis => println!("lease    {} s", millis / 1000),

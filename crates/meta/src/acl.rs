@@ -2,9 +2,10 @@
 //!
 //! The attributes' values are those that the kernel sends and receives.
 //!
-//! The kernel checks permissions by them. A list and the permission bits of a mode agree: each sets the
-//! other.
+//! The kernel of a mount checks permissions by them, and [`crate::access`] those of other users. A list and
+//! the permission bits of a mode agree: each sets the other.
 
+use penstock_session::User;
 use rustix::io::Errno;
 
 /// Name of the list by which access is checked.
@@ -66,6 +67,26 @@ impl Acl {
             && [USER_OBJ, GROUP_OBJ, OTHER].iter().all(|tag| count(*tag) == 1)
             && count(MASK) <= 1
             && (!named || count(MASK) == 1)
+    }
+
+    /// True if the list gives this access to a user who does not own the inode, whose group is `gid`. The
+    /// first entry that fits the user decides, limited by the mask; of its groups any that gives the access.
+    pub(crate) fn allows(&self, user: &User, gid: u32, wanted: u32) -> bool {
+        let gives = |perm: u16| u32::from(perm) & wanted == wanted;
+        let mask = self.0.iter().find(|entry| entry.tag == MASK).map_or(7, |entry| entry.perm);
+        if let Some(named) = self.0.iter().find(|entry| entry.tag == USER && entry.id == user.uid) {
+            return gives(named.perm & mask);
+        }
+        let is_own = |entry: &&Entry| match entry.tag {
+            GROUP_OBJ => user.is_in(gid),
+            GROUP => user.is_in(entry.id),
+            _ => false,
+        };
+        let mut groups = self.0.iter().filter(is_own).peekable();
+        if groups.peek().is_some() {
+            return groups.any(|entry| gives(entry.perm) && gives(entry.perm & mask));
+        }
+        self.0.iter().any(|entry| entry.tag == OTHER && gives(entry.perm))
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {

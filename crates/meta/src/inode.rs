@@ -20,6 +20,16 @@ pub(crate) fn has_type(mode: u32) -> bool {
     TYPES.contains(&(mode & !0o7777))
 }
 
+/// True if a mode is that of a character or block device.
+pub(crate) fn is_device(mode: u32) -> bool {
+    [0o020_000, 0o060_000].contains(&(mode & TYPE_MASK))
+}
+
+/// True if a mode is that of a directory.
+pub(crate) fn is_directory(mode: u32) -> bool {
+    mode & TYPE_MASK == DIRECTORY
+}
+
 /// Type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {

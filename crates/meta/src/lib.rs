@@ -22,6 +22,7 @@
 )]
 #![forbid(unsafe_code)]
 
+mod access;
 mod acl;
 mod chunks;
 mod error;

@@ -19,7 +19,8 @@ use crate::FileKind;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode};
 use crate::rows::{
-    Entry, FsRow, RemovedFile, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key,
+    Entry, FsRow, RemovedFile, StoreRow, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key,
+    store_key,
 };
 use crate::{LAST_INO, ROOT};
 use cache::InodeCache;
@@ -203,6 +204,21 @@ impl Names {
     pub(crate) async fn directory(&self, ino: Ino) -> Result<Inode, MetaError> {
         let inode = self.inode(ino).await?;
         if inode.is_dir() { Ok(inode) } else { Err(Errno::NOTDIR.into()) }
+    }
+
+    /// Adds a compatible feature to the row of the store, in a transaction of the caller.
+    pub(crate) async fn note_feature(&self, compatible: u64, writes: &mut WriteSet) -> Result<(), MetaError> {
+        let row = self
+            .kv
+            .get(store_key())
+            .await?
+            .ok_or(DecodeError::Bad { what: "row of the store", why: "it is missing" })?;
+        let mut store = StoreRow::decode(&row)?;
+        if store.features.compatible & compatible != compatible {
+            store.features.compatible |= compatible;
+            writes.put(store_key(), store.encode());
+        }
+        Ok(())
     }
 
     /// True if no transaction has begun or ended since the count was `before`.

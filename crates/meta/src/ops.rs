@@ -10,7 +10,7 @@ mod xattr;
 pub(crate) use links::{link, lookup, make, unlink};
 pub(crate) use readdir::{read_dir, read_link};
 pub(crate) use rename::rename;
-pub(crate) use setattr::{cut_tail, get_attr, set_attr, stat_fs};
+pub(crate) use setattr::{cut_tail, get_attr, may_set, set_attr, stat_fs};
 pub(crate) use xattr::{get_xattr, list_xattr, remove_xattr, set_xattr};
 
 use crate::error::MetaError;
@@ -27,5 +27,5 @@ async fn attr_reply(parts: &Parts, inode: &Inode) -> Result<Vec<u8>, MetaError> 
 }
 
 fn encode_attr(attr: Attr) -> Vec<u8> {
-    AttrReply { attr: Some(attr), may_be_unsynced: false, wait: false }.encode_to_vec()
+    AttrReply { attr: Some(attr), ..AttrReply::default() }.encode_to_vec()
 }

@@ -7,6 +7,7 @@ use crate::names::{Names, Turn};
 use crate::uses::{IsGoing, RemovedFiles, Uses};
 use penstock_base::{Env, FileId, Ino};
 use penstock_chunk::{FileUse, Owner};
+use penstock_session::grants::GrantKey;
 use penstock_session::{Clients, Request};
 use penstock_wire::metadata::Attr;
 use rustix::io::Errno;
@@ -25,6 +26,8 @@ pub(crate) struct Parts {
     pub(crate) chunks: Rc<dyn ChunkStore>,
     /// The sessions of all clients.
     pub(crate) clients: Rc<Clients>,
+    /// The key of grants to users.
+    pub(crate) grants: GrantKey,
     /// Removed files that wait to be reaped.
     pub(crate) removed: RefCell<RemovedFiles>,
     uses: RefCell<Uses>,
@@ -34,8 +37,10 @@ pub(crate) struct Parts {
 
 impl Parts {
     pub(crate) fn new(env: &Env, names: Names, chunks: Rc<dyn ChunkStore>, clients: Rc<Clients>) -> Rc<Self> {
+        let grants = GrantKey::new(names.fs().secret);
         Rc::new(Self {
             env: env.clone(),
+            grants,
             names,
             chunks,
             clients,

@@ -1,23 +1,27 @@
 //! The metadata service: dispatches requests by kind, from an encoded request to an encoded reply.
 
+use crate::access::Asker;
 use crate::error::MetaError;
 use crate::names::Turn;
 use crate::parts::Parts;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
 use penstock_base::env::timeout;
+use penstock_base::features::GATEWAYS;
 use penstock_base::num::to_u32;
 use penstock_base::rank::scoped;
-use penstock_base::{Branch, FileId, Id128, Ino};
+use penstock_base::{Branch, ErrorKind, FileId, Id128, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
-use penstock_session::{Request, Slot, joins};
+use penstock_session::{Request, Role, Slot, grants, joins};
+use penstock_wire::data::Right;
 use penstock_wire::metadata::{
-    AttrReply, EmptyReply, GetAttrRequest, HelloReply, HelloRequest, InodeRequest, LockRequest, PingRequest,
-    ROLE_MOUNT, TargetPlace,
+    AttrReply, EmptyReply, GetAttrRequest, HelloReply, HelloRequest, LockRequest, OpenRequest, PingRequest,
+    ROLE_GATEWAY, ROLE_MOUNT, TargetPlace, UserReply, set_id_bits,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
+use rustix::io::Errno;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -34,8 +38,9 @@ impl MetaTarget {
     /// Executes a request. A repeat of a request that was executed is answered with its stored result.
     pub async fn serve(&self, header: &Header, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let who = self.parts.clients.request(header)?;
+        self.parts.clients.check_user(header)?;
         if who.sequence == 0 {
-            self.check_others(header, body)?;
+            self.check_others(who, header, body).await?;
             return Ok(self.dispatch(header.kind, who, body).await?);
         }
         match self.parts.clients.slot(who).await? {
@@ -43,7 +48,7 @@ impl MetaTarget {
             Slot::Execute(slot) => {
                 // In the slot: a repeat of a request that was carried out must get its outcome, and not be
                 // asked to be sent again, which the client does in another slot.
-                self.check_others(header, body)?;
+                self.check_others(who, header, body).await?;
                 let outcome = self.dispatch(header.kind, who, body).await.map_err(Failure::from);
                 slot.keep(&outcome);
                 outcome
@@ -53,15 +58,19 @@ impl MetaTarget {
 
     /// Fails if other clients have yet to give up something that the request concerns. Nothing is kept then:
     /// the client asks again.
-    fn check_others(&self, header: &Header, body: &[u8]) -> Result<(), Failure> {
+    async fn check_others(&self, who: Request, header: &Header, body: &[u8]) -> Result<(), Failure> {
         let Header { kind, session, branch, .. } = *header;
         if joins(kind) {
             self.parts.clients.join(session)?;
         }
-        match kind {
-            Kind::SetAttr => self.parts.clients.may_resize(session, Branch(branch), body),
-            _ => Ok(()),
+        if kind != Kind::SetAttr {
+            return Ok(());
         }
+        if who.user > 0 {
+            // Nobody gives up anything for a user who may not make the change.
+            ops::may_set(&self.parts, who, Message::decode(body).map_err(MetaError::from)?).await?;
+        }
+        self.parts.clients.may_resize(session, Branch(branch), body)
     }
 
     async fn dispatch(&self, kind: Kind, who: Request, body: &[u8]) -> Result<Vec<u8>, MetaError> {
@@ -71,30 +80,41 @@ impl MetaTarget {
                 self.reclaim(who.session, &PingRequest::decode(body)?)?;
                 Ok(EmptyReply {}.encode_to_vec())
             }
+            Kind::User => {
+                let user = parts.clients.add_user(who.session, Message::decode(body)?);
+                let user = user.map_err(|failure| MetaError::Request(failure.message))?;
+                Ok(UserReply { user }.encode_to_vec())
+            }
             Kind::End => {
                 self.parts.clients.done(who.session);
                 self.end_session(who.session).await?;
                 Ok(EmptyReply {}.encode_to_vec())
             }
-            Kind::Lookup => ops::lookup(parts, Message::decode(body)?).await,
+            Kind::Lookup => ops::lookup(parts, who, Message::decode(body)?).await,
             Kind::GetAttr => {
                 let GetAttrRequest { ino, .. } = Message::decode(body)?;
-                ops::get_attr(parts, Ino(ino)).await
+                ops::get_attr(parts, who, Ino(ino)).await
             }
             Kind::SetAttr => ops::set_attr(parts, who, Message::decode(body)?).await,
             Kind::Make => ops::make(parts, who, Message::decode(body)?).await,
             Kind::Link => ops::link(parts, who, Message::decode(body)?).await,
             Kind::Unlink => ops::unlink(parts, who, Message::decode(body)?).await,
             Kind::Rename => ops::rename(parts, who, Message::decode(body)?).await,
-            Kind::ReadDir => ops::read_dir(parts, Message::decode(body)?).await,
-            Kind::ReadLink => ops::read_link(parts, Message::decode(body)?).await,
+            Kind::ReadDir => ops::read_dir(parts, who, Message::decode(body)?).await,
+            Kind::ReadLink => ops::read_link(parts, who, Message::decode(body)?).await,
             Kind::Open | Kind::Close => self.open_or_close(kind, who, Message::decode(body)?).await,
-            Kind::GetXattr => ops::get_xattr(parts, Message::decode(body)?).await,
+            Kind::GetXattr => ops::get_xattr(parts, who, Message::decode(body)?).await,
             Kind::SetXattr => ops::set_xattr(parts, who, Message::decode(body)?).await,
-            Kind::ListXattr => ops::list_xattr(parts, Message::decode(body)?).await,
+            Kind::ListXattr => ops::list_xattr(parts, who, Message::decode(body)?).await,
             Kind::RemoveXattr => ops::remove_xattr(parts, who, Message::decode(body)?).await,
             Kind::Lock => {
-                let lock: LockRequest = Message::decode(body)?;
+                let mut lock: LockRequest = Message::decode(body)?;
+                let asker = Asker::of(parts, who)?;
+                if let Some(user) = asker.user() {
+                    // A user locks what it has open, and on its own account.
+                    asker.has_open(Ino(lock.ino))?;
+                    lock.uid = user.uid;
+                }
                 if lock.branch != 0 {
                     // The header has it; the node has checked that.
                     return Err(MetaError::Request(format!("a lock of branch {}", lock.branch)));
@@ -120,16 +140,66 @@ impl MetaTarget {
         }
     }
 
+    /// Fails unless the user who asks for a lease or for attributes has reached the inode. A lease also needs
+    /// the inode open: others wait for it.
+    pub fn check_names(&self, header: &Header, body: &[u8]) -> Result<(), Failure> {
+        self.parts.clients.check_user(header)?;
+        let asker = Asker::of(&self.parts, self.parts.clients.request(header)?)?;
+        // Both bodies begin with the inode.
+        let GetAttrRequest { ino, .. } = Message::decode(body).map_err(MetaError::from)?;
+        match header.kind {
+            Kind::Lease => asker.has_open(Ino(ino))?,
+            _ => asker.names(Ino(ino))?,
+        }
+        Ok(())
+    }
+
+    /// Fails with EACCES unless a data request has a grant of its user. A user who is not privileged changes
+    /// no file that has set-id bits: they go first (RefreshMap).
+    pub async fn check_right(&self, header: &Header, body: &[u8]) -> Result<(), Failure> {
+        let who = self.parts.clients.request(header)?;
+        let asker = Asker::of(&self.parts, who)?;
+        let (ino, right) = Right::of_request(body)?;
+        let changes = matches!(header.kind, Kind::Write | Kind::Space);
+        let wanted = match header.kind {
+            Kind::Read | Kind::Seek => grants::READ,
+            Kind::Write | Kind::Space => grants::WRITE,
+            // To make durable what others wrote harms nobody.
+            _ => 0,
+        };
+        if !asker.has_right(ino, &right, wanted) {
+            return Err(MetaError::from(Errno::ACCESS).into());
+        }
+        if changes && !asker.is_privileged() {
+            let mode = self.parts.names.inode(ino).await?.mode;
+            if set_id_bits(mode) != 0 {
+                return Err(Failure::new(
+                    ErrorKind::RefreshMap,
+                    "the file has set-id bits, which must go first",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     async fn open_or_close(
         &self,
         kind: Kind,
         who: Request,
-        request: InodeRequest,
+        request: OpenRequest,
     ) -> Result<Vec<u8>, MetaError> {
         let ino = Ino(request.ino);
         if kind == Kind::Close {
             self.parts.close(who.session, ino);
             return Ok(EmptyReply {}.encode_to_vec());
+        }
+        let asker = Asker::of(&self.parts, who)?;
+        let mut grant = None;
+        if !asker.is_trusted() {
+            asker.names(ino)?;
+            let inode = self.parts.names.inode(ino).await?;
+            asker.may_open(&inode, request.access).await?;
+            grant = asker.grant(&inode, request.access);
         }
         // Counted before the inode is read, so that a removal from here on sees the user.
         self.parts.open(who.session, ino)?;
@@ -137,7 +207,7 @@ impl MetaTarget {
             Ok(attr) => {
                 let may_be_unsynced =
                     self.parts.clients.is_unsynced_elsewhere(who.session, FileId::main(ino));
-                Ok(AttrReply { attr: Some(attr), may_be_unsynced, wait: false }.encode_to_vec())
+                Ok(AttrReply { attr: Some(attr), may_be_unsynced, grant, wait: false }.encode_to_vec())
             }
             Err(error) => {
                 self.parts.close(who.session, ino);
@@ -164,10 +234,7 @@ impl MetaTarget {
         if name.is_nil() {
             return Err(MetaError::Request("the name of a session is 16 random bytes".into()));
         }
-        if request.role != ROLE_MOUNT {
-            let role = request.role;
-            return Err(MetaError::Request(format!("role {role} is one that this release does not have")));
-        }
+        role_of(request.role)?;
         if !request.fileset.is_empty() {
             return Err(MetaError::Request(format!("there is no fileset {:?}", request.fileset)));
         }
@@ -199,8 +266,11 @@ impl MetaTarget {
         let mut writes = WriteSet::new();
         let session = turn.new_session(&mut writes, |session| self.parts.clients.is_in_use(session));
         let lease_ms = if remote { to_u32(self.parts.clients.lease().as_millis()) } else { 0 };
-        let (client, mount) = (request.client, request.mount);
-        let who = SessionRow { number: session, client, mount, lease_ms };
+        let (client, mount, role) = (request.client, request.mount, role_of(request.role)?);
+        let who = SessionRow { number: session, client, mount, lease_ms, role };
+        if who.role == Role::Gateway {
+            self.parts.names.note_feature(GATEWAYS, &mut writes).await?;
+        }
         // Dropped before the turn, so that nobody who waits for the turn finds the session silent.
         let _serving = self.parts.clients.begin_session(name, who, &mut writes);
         let committed = turn.commit(Request::default(), writes, Vec::new(), &[]).await;
@@ -311,6 +381,15 @@ impl MetaTarget {
             self.parts.wake_reaper();
         }
         Ok(())
+    }
+}
+
+/// The role of a session that a client asks for.
+fn role_of(role: u32) -> Result<Role, MetaError> {
+    match role {
+        ROLE_MOUNT => Ok(Role::Mount),
+        ROLE_GATEWAY => Ok(Role::Gateway),
+        other => Err(MetaError::Request(format!("role {other} is one that this release does not have"))),
     }
 }
 

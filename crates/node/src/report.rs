@@ -49,6 +49,10 @@ pub struct SessionReport {
     pub remote: bool,
     pub silent_ms: u64,
     pub open_inodes: u64,
+    /// `mount`: its kernel checks permissions. `gateway`: the service does, for the users that it names.
+    pub role: String,
+    /// Number of users that a gateway has named since the last start.
+    pub users: u64,
 }
 
 /// A client of the services, with what it has and owes.

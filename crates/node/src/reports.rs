@@ -236,6 +236,8 @@ fn session_report(session: SessionInfo) -> SessionReport {
         remote: session.lease.is_some(),
         silent_ms: millis(session.silent),
         open_inodes: session.open_inodes,
+        role: session.role.word().to_owned(),
+        users: session.users,
     }
 }
 

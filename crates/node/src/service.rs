@@ -5,7 +5,9 @@ use penstock_base::rank::scoped;
 use penstock_base::{Branch, Class, ErrorKind, Ino, IoContext, LocalBoxFuture};
 use penstock_chunk::{FileUse, FileUses};
 use penstock_session::joins;
-use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Service, Transport, Version};
+use penstock_wire::data::Right;
+use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Object, Service, Transport, Version};
+use std::borrow::Cow;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -62,7 +64,7 @@ impl Service for ForOthers {
 }
 
 /// Fails unless a request addresses what this release has: one target, one fileset with one branch, each in
-/// its first epoch, one tenant, and sessions of one user; and unless it is of class client.
+/// its first epoch, and one tenant; and unless it is of class client.
 fn check_object(header: &Header) -> Result<(), Failure> {
     let Header { kind, object, epoch, branch, user, tenant, class, .. } = *header;
     let why = if object != kind.object() {
@@ -75,8 +77,8 @@ fn check_object(header: &Header) -> Result<(), Failure> {
         format!("there is no tenant {tenant}")
     } else if class != Class::Client {
         format!("requests of class {class:?} are those of nodes")
-    } else if user != 0 {
-        format!("the session has agreed on no user {user}")
+    } else if user != 0 && kind.object() == Object::Session {
+        "a request about the session is of no user".into()
     } else {
         return Ok(());
     };
@@ -122,9 +124,18 @@ impl Node {
     /// Executes the part of a request that concerns other clients, before anything is locked that they may
     /// need. Only Watch waits here. Returns the outcome if that completes the request.
     async fn serve_lease(&self, request: &Frame) -> Option<Outcome> {
-        let Header { kind, session, branch, sequence, .. } = request.header;
+        let Header { kind, session, branch, sequence, user, .. } = request.header;
         let (clients, branch) = (&self.clients, Branch(branch));
         let bytes = |result: Result<Vec<u8>, Failure>| Some(result.map(|body| (body, Vec::new())));
+        if matches!(kind, Kind::Lease | Kind::GetAttr) {
+            let checked = match user {
+                0 => clients.check_user(&request.header),
+                _ => self.meta.check_names(&request.header, &request.body),
+            };
+            if let Err(failure) = checked {
+                return Some(Err(failure));
+            }
+        }
         if kind == Kind::Watch {
             return bytes(clients.watch(session, &request.body).await);
         }
@@ -144,9 +155,24 @@ impl Node {
         }
     }
 
+    /// Checks that the user for whom data is asked has a grant, and returns the request without it.
+    async fn with_right<'a>(&self, request: &'a Frame) -> Result<Cow<'a, Frame>, Failure> {
+        self.clients.check_user(&request.header)?;
+        if request.header.user == 0 {
+            return Ok(Cow::Borrowed(request));
+        }
+        self.meta.check_right(&request.header, &request.body).await?;
+        let mut request = request.clone();
+        Right::default().put(&mut request.body);
+        Ok(Cow::Owned(request))
+    }
+
     async fn dispatch(&self, request: &Frame, io: IoContext, remote: bool) -> Outcome {
-        if let Some(outcome) = self.data.serve(request, io, self).await {
-            return outcome;
+        if request.header.object == Object::FIRST_TARGET {
+            let request = self.with_right(request).await?;
+            if let Some(outcome) = self.data.serve(&request, io, self).await {
+                return outcome;
+            }
         }
         match request.header.kind {
             Kind::Hello => {

@@ -10,6 +10,7 @@ use crate::locks::Locks;
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Outcome, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
 use crate::unanswered::{Oldest, Unanswered};
+use crate::users::{Role, User};
 use penstock_base::env::timeout;
 use penstock_base::locks::Exclusive;
 use penstock_base::rank::{LockKey, Rank, RankedKey, RankedLocks};
@@ -17,7 +18,7 @@ use penstock_base::{Branch, Env, ErrorKind, FileId, Id128};
 use penstock_kv::{Kv, KvError, WriteSet};
 use penstock_wire::metadata::{
     AttrReply, GetAttrRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, PingRequest,
-    SetAttrRequest, WatchReply, WatchRequest,
+    SetAttrRequest, UserRequest, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Header, Kind, SLOTS};
 use prost::Message;
@@ -51,7 +52,10 @@ impl LockKey for SlotKey {
 
 /// True for a kind of request after which its session may own leases or cache something.
 pub fn joins(kind: Kind) -> bool {
-    !matches!(kind, Kind::Hello | Kind::Ping | Kind::End | Kind::Watch | Kind::Sync | Kind::StatFs)
+    !matches!(
+        kind,
+        Kind::Hello | Kind::Ping | Kind::End | Kind::Watch | Kind::User | Kind::Sync | Kind::StatFs
+    )
 }
 
 /// The error of a request whose body is not allowed.
@@ -221,7 +225,71 @@ impl Clients {
     pub fn request(&self, header: &Header) -> Result<Request, Failure> {
         let session = header.session;
         let key = self.sessions.borrow().key(session).ok_or_else(|| ended(session))?;
-        Ok(Request { session, key, sequence: header.sequence })
+        Ok(Request { session, key, sequence: header.sequence, user: header.user })
+    }
+
+    /// Fails unless a request names a user exactly if its session is one of several users, and one that the
+    /// session has named to this start of the service.
+    pub fn check_user(&self, header: &Header) -> Result<(), Failure> {
+        let Header { kind, session, user, .. } = *header;
+        let sessions = self.sessions.borrow();
+        let (Some(role), Some(users)) = (sessions.role(session), sessions.users(session)) else {
+            return Err(ended(session));
+        };
+        let is_about_session =
+            matches!(kind, Kind::Ping | Kind::Watch | Kind::End | Kind::User | Kind::Sync | Kind::StatFs);
+        let why = match (role, user) {
+            (Role::Mount, 0) => return Ok(()),
+            (Role::Mount, _) => format!("{kind:?}: the session asks for no user"),
+            (Role::Gateway, 0) if is_about_session => return Ok(()),
+            (Role::Gateway, 0) => format!("{kind:?}: a gateway asks for a user"),
+            (Role::Gateway, _) if users.get(user).is_some() => return Ok(()),
+            // The service may have been started again.
+            (Role::Gateway, _) => {
+                let why = format!("{kind:?}: user {user} must be named again");
+                return Err(Failure::new(ErrorKind::RefreshMap, why));
+            }
+        };
+        Err(Failure::new(ErrorKind::Invalid, why))
+    }
+
+    /// A session names a user. Returns its number.
+    pub fn add_user(&self, session: u64, request: UserRequest) -> Result<u32, Failure> {
+        let mut sessions = self.sessions.borrow_mut();
+        match sessions.role(session) {
+            Some(Role::Gateway) => sessions.users_mut(session)?.add(request).map_err(refused),
+            Some(Role::Mount) => Err(refused("a mount asks for no users")),
+            None => Err(ended(session)),
+        }
+    }
+
+    /// The user for whom a request is carried out; none if its session is trusted. Fails if the session has
+    /// ended: then nothing says who asks.
+    pub fn user(&self, who: Request) -> Result<Option<Rc<User>>, Failure> {
+        if who.user == 0 {
+            return Ok(None);
+        }
+        let sessions = self.sessions.borrow();
+        let user = sessions.users(who.session).and_then(|users| users.get(who.user).cloned());
+        user.map(Some).ok_or_else(|| ended(who.session))
+    }
+
+    /// A user has reached an inode by a name.
+    pub fn reach(&self, who: Request, file: FileId) {
+        if let Some(users) = self.sessions.borrow().users(who.session).filter(|_| who.user > 0) {
+            users.reach(who.user, file);
+        }
+    }
+
+    /// True if a request may name an inode: its session is trusted, or its user has reached the inode.
+    pub fn has_reached(&self, who: Request, file: FileId) -> bool {
+        let sessions = self.sessions.borrow();
+        who.user == 0 || sessions.users(who.session).is_some_and(|users| users.has_reached(who.user, file))
+    }
+
+    /// True if a session has an inode open.
+    pub fn has_open(&self, session: u64, file: FileId) -> bool {
+        self.sessions.borrow().has_open(session, file)
     }
 
     /// A client says Hello again under the name of its session: it has not had the reply, so it has nothing

@@ -14,11 +14,14 @@
 #![forbid(unsafe_code)]
 
 mod clients;
+pub mod grants;
 mod leases;
 mod locks;
 pub mod rows;
 mod table;
 mod unanswered;
+mod users;
 
 pub use clients::{Clients, Serving, Slot, joins};
 pub use table::{LEASE, Outcome, Request, SessionHoldings, SessionInfo, read_result};
+pub use users::{Role, User};

@@ -3,15 +3,16 @@
 //! They belong to no snapshot. A session is named by a random key. Its number, which requests carry today, is
 //! in its row. Public for the fuzzer and for tools that inspect a store.
 
+use crate::users::Role;
 use penstock_base::{Dec, DecodeError, Enc, Id128};
 use penstock_kv::Range;
 
 const RESULT: u8 = 0x14;
 const SESSION: u8 = 0x15;
 const FORMAT: u8 = 2;
-/// The role of a session whose client's kernel has checked permissions. Sessions of other roles will act as
-/// the user in their row.
-const TRUSTED_MOUNT: u8 = 1;
+/// The roles of sessions: a mount, and a gateway.
+const MOUNT: u8 = 1;
+const GATEWAY: u8 = 3;
 /// The fileset whose results these are: the first, the only one today.
 const FILESET: u64 = 0;
 
@@ -63,13 +64,19 @@ pub struct SessionRow {
     pub mount: String,
     /// Lease time of the session in milliseconds; 0 for none, as for a client of this process.
     pub lease_ms: u32,
+    /// Its role, which says where the permissions of its requests are checked.
+    pub role: Role,
 }
 
 impl SessionRow {
     /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.u8(FORMAT).u64(self.number).u32(self.lease_ms).u8(TRUSTED_MOUNT).u32(0);
+        let role = match self.role {
+            Role::Mount => MOUNT,
+            Role::Gateway => GATEWAY,
+        };
+        enc.u8(FORMAT).u64(self.number).u32(self.lease_ms).u8(role).u32(0);
         enc.bytes(self.client.as_bytes()).bytes(self.mount.as_bytes());
         enc.finish()
     }
@@ -80,7 +87,11 @@ impl SessionRow {
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
         let (number, lease_ms, role, uid) = (dec.counter()?, dec.u32()?, dec.u8()?, dec.u32()?);
-        dec.check_known("role", role, TRUSTED_MOUNT)?;
+        let role = match role {
+            MOUNT => Role::Mount,
+            GATEWAY => Role::Gateway,
+            other => return Err(dec.unknown("role", other.into())),
+        };
         dec.check_known("user", uid, 0)?;
         if number == 0 {
             return Err(dec.bad("the number of no session"));
@@ -89,7 +100,7 @@ impl SessionRow {
             // Its session would never end, or hold everybody up for days.
             return Err(dec.bad("a lease time that no session has"));
         }
-        let row = Self { number, client: dec.text()?, mount: dec.text()?, lease_ms };
+        let row = Self { number, client: dec.text()?, mount: dec.text()?, lease_ms, role };
         dec.end()?;
         Ok(row)
     }
@@ -148,19 +159,37 @@ mod tests {
         assert_eq!(hex(&result.encode()), format!("02{id}{wanted}"));
         assert_eq!(ResultRow::decode(&result.encode()), Ok(result));
 
-        let session = SessionRow { number: 5, client: "host".into(), mount: "/m".into(), lease_ms: 300 };
+        let session = SessionRow {
+            number: 5,
+            client: "host".into(),
+            mount: "/m".into(),
+            lease_ms: 300,
+            role: Role::Mount,
+        };
         let wanted =
             "02 0500000000000000 2c010000 01 00000000 04000000 686f7374 02000000 2f6d".replace(' ', "");
         assert_eq!(hex(&session.encode()), wanted);
         assert_eq!(SessionRow::decode(&session.encode()), Ok(session));
         assert_eq!(decode_session_key(&session_key(KEY)), Ok(KEY));
+        let gateway =
+            SessionRow { number: 5, client: "host".into(), role: Role::Gateway, ..SessionRow::default() };
+        let gateway = SessionRow { lease_ms: 300, ..gateway };
+        let wanted = "02 0500000000000000 2c010000 03 00000000 04000000 686f7374 00000000".replace(' ', "");
+        assert_eq!(hex(&gateway.encode()), wanted);
+        assert_eq!(SessionRow::decode(&gateway.encode()), Ok(gateway));
     }
 
     #[test]
     fn bytes_that_are_no_row_are_refused() {
         assert!(decode_session_key(&session_key(Id128::NIL)).is_err(), "the name of no session");
         assert!(decode_session_key(&session_key(KEY)[1..]).is_err());
-        let session = SessionRow { number: 5, client: "host".into(), mount: "/m".into(), lease_ms: 300 };
+        let session = SessionRow {
+            number: 5,
+            client: "host".into(),
+            mount: "/m".into(),
+            lease_ms: 300,
+            role: Role::Mount,
+        };
         let result = ResultRow { session: KEY, slot: 2, sequence: 66, body: vec![8, 7] };
         let (session, result) = (session.encode(), result.encode());
         for len in 0..session.len() {

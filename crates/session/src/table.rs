@@ -18,6 +18,7 @@
 //!   again, or has ended.
 
 use crate::rows::{ResultRow, SessionRow, all_results, all_sessions, decode_session_key, result_key};
+use crate::users::{Role, Users};
 use penstock_base::num::to_u16;
 use penstock_base::{DecodeError, ErrorKind, FileId, Id128};
 use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
@@ -35,6 +36,8 @@ pub struct Request {
     pub key: Id128,
     /// Sequence number in the session; 0 for a request that may safely be executed twice.
     pub sequence: u64,
+    /// Number of the user for whom a gateway asks; 0 for a session whose kernel has checked permissions.
+    pub user: u32,
 }
 
 /// Default lease time of a remote client's session: the session ends after this long without a request.
@@ -63,6 +66,7 @@ struct Session {
     /// The last request of each slot: its sequence number and its outcome.
     results: BTreeMap<u64, (u64, Outcome)>,
     opens: BTreeMap<FileId, u64>,
+    users: Users,
 }
 
 /// A request that is being executed.
@@ -87,6 +91,10 @@ pub struct SessionInfo {
     pub silent: Duration,
     /// Number of inodes that it has open.
     pub open_inodes: u64,
+    /// Its role.
+    pub role: Role,
+    /// Number of users that a gateway has named.
+    pub users: u64,
 }
 
 impl SessionInfo {
@@ -340,6 +348,26 @@ impl Sessions {
         self.live.get(&id).is_some_and(|session| session.owes_opens)
     }
 
+    /// The role of a session; none if it has ended.
+    pub(crate) fn role(&self, id: u64) -> Option<Role> {
+        Some(self.live.get(&id)?.who.role)
+    }
+
+    /// The users of a session.
+    pub(crate) fn users(&self, id: u64) -> Option<&Users> {
+        Some(&self.live.get(&id)?.users)
+    }
+
+    /// The users of a session, to add one.
+    pub(crate) fn users_mut(&mut self, id: u64) -> Result<&mut Users, Failure> {
+        Ok(&mut self.get_mut(id)?.users)
+    }
+
+    /// True if a session has an inode open.
+    pub(crate) fn has_open(&self, id: u64, file: FileId) -> bool {
+        self.live.get(&id).is_some_and(|session| session.opens.contains_key(&file))
+    }
+
     /// A session has reported all of its open files.
     pub(crate) fn reported_opens(&mut self, id: u64) {
         if let Some(session) = self.live.get_mut(&id) {
@@ -392,6 +420,8 @@ impl Session {
             lease: (self.who.lease_ms > 0).then(|| Duration::from_millis(self.who.lease_ms.into())),
             silent: if !self.active.is_empty() { Duration::ZERO } else { now.saturating_sub(self.heard) },
             open_inodes: self.opens.len() as u64,
+            role: self.who.role,
+            users: self.users.count(),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Message bodies of the data path: fixed layout, little-endian.
 //!
 //! Every request begins with the inode, whose branch is in the header, and with the right to ask for it: a
-//! grant, which the metadata target gives to sessions that are not trusted, and the project to which blocks
-//! are counted. Today every session
-//! is trusted and there are no projects, so these fields are 0, and others are rejected by name.
+//! grant, which the metadata target gives to users of sessions that are not trusted, and the project to which
+//! blocks are counted. The node checks grants and takes them out ([`Right`]), so the decoders of requests
+//! reject them, as they do projects, of which there are none.
 //!
 //! Later releases may add fields at the end of a body; a reader ignores bytes behind the fields that it
 //! knows.
@@ -70,6 +70,43 @@ fn take_file(dec: &mut Dec<'_>) -> Result<Ino, DecodeError> {
     dec.check_known("project", project, 0)?;
     dec.zeros("padding of a file", 4)?;
     Ok(ino)
+}
+
+/// Length of the proof of a grant.
+pub const PROOF_BYTES: usize = 16;
+/// Place of the grant in a request; the proof follows it.
+const RIGHT_AT: usize = 8;
+const RIGHT_END: usize = RIGHT_AT + 8 + PROOF_BYTES;
+
+/// The right to ask for the data of a file: the number of a grant, and its proof. Zeros from a session that
+/// is trusted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Right {
+    /// The number of the grant; 0 for none.
+    pub grant: u64,
+    /// Its proof.
+    pub proof: [u8; PROOF_BYTES],
+}
+
+impl Right {
+    /// The inode of a data request, and the right that it has.
+    pub fn of_request(body: &[u8]) -> Result<(Ino, Self), DecodeError> {
+        let mut dec = Dec::new("data request", body);
+        let (ino, grant) = (Ino(dec.u64()?), dec.u64()?);
+        let mut proof = [0; PROOF_BYTES];
+        proof.copy_from_slice(dec.raw(PROOF_BYTES)?);
+        Ok((ino, Self { grant, proof }))
+    }
+
+    /// Puts the right into a data request.
+    ///
+    /// # Panics
+    /// If the body is that of no data request.
+    pub fn put(&self, body: &mut [u8]) {
+        let place = &mut body[RIGHT_AT..RIGHT_END];
+        place[..8].copy_from_slice(&self.grant.to_le_bytes());
+        place[8..].copy_from_slice(&self.proof);
+    }
 }
 
 /// Encodes the body of a read.
@@ -290,6 +327,29 @@ mod tests {
         }
         for len in 0..body.len() - 18 {
             assert!(decode_write(&body[..len]).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_right_is_put_into_every_request_and_taken_out() {
+        let chunk = ChunkRef { ino: Ino(2), chunk: 3, block: 4, count: 1, truncations: 7 };
+        let seek = SeekRef { ino: Ino(2), hole: true, from: 3, until: 4 };
+        let space = SpaceRef { ino: Ino(2), change: SpaceChange::Punch, from: 3, until: 4, truncations: 4 };
+        let right = Right { grant: 3, proof: [9; PROOF_BYTES] };
+        for good in [
+            encode_read(&chunk),
+            encode_write(&chunk, &[8]),
+            encode_commit(Ino(2), true),
+            encode_seek(&seek),
+            encode_space(&space),
+        ] {
+            assert_eq!(Right::of_request(&good), Ok((Ino(2), Right::default())));
+            let mut body = good.clone();
+            right.put(&mut body);
+            assert_eq!(Right::of_request(&body), Ok((Ino(2), right)));
+            Right::default().put(&mut body);
+            assert_eq!(body, good);
+            assert!(Right::of_request(&body[..RIGHT_END - 1]).is_err());
         }
     }
 

@@ -40,6 +40,8 @@ kinds! {
     End = 0x03,
     /// The sender closes the connection; the body contains the reason. Has no reply.
     Closing = 0x04,
+    /// Names a user for whom a session of several users asks.
+    User = 0x06,
     /// Answers revocations of leases, and waits for news: further revocations, and locks that may be free.
     Watch = 0x05,
     /// Reads blocks of a chunk.
@@ -100,7 +102,9 @@ impl Kind {
     /// The kind of object that a message addresses, with the number of the one that there is today.
     pub fn object(self) -> Object {
         match self {
-            Self::Hello | Self::Ping | Self::End | Self::Closing | Self::Watch => Object::Session,
+            Self::Hello | Self::Ping | Self::End | Self::Closing | Self::Watch | Self::User => {
+                Object::Session
+            }
             Self::FetchStrip | Self::PlaceStrip => Object::Array(0),
             Self::Read | Self::Write | Self::Commit | Self::Seek | Self::Space => Object::FIRST_TARGET,
             Self::Lookup

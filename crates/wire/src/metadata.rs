@@ -143,6 +143,9 @@ pub struct AttrReply {
     /// [`WatchReply::synced`] says when they have; then the client asks again, without a ticket.
     #[prost(bool, tag = "3")]
     pub wait: bool,
+    /// In the reply to an open of a regular file by a user, also one that it made.
+    #[prost(message, optional, tag = "4")]
+    pub grant: Option<GrantReply>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -178,6 +181,13 @@ pub struct SetAttrRequest {
     /// another one.
     #[prost(uint64, optional, tag = "12")]
     pub known_truncations: Option<u64>,
+    /// From a user: set the times of access and modification to the service's time. Permitted to all who may
+    /// write.
+    #[prost(bool, tag = "13")]
+    pub touch: bool,
+    /// From a user: the grant under which it changes the size.
+    #[prost(message, optional, tag = "14")]
+    pub grant: Option<GrantReply>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -392,6 +402,52 @@ impl HelloRequest {
 
 /// The role of a client whose kernel checks permissions.
 pub const ROLE_MOUNT: u32 = 1;
+/// The role of a client that asks for several users, whose permissions the service checks.
+pub const ROLE_GATEWAY: u32 = 3;
+
+/// A user for whom a session asks.
+#[derive(Clone, PartialEq, Message)]
+pub struct UserRequest {
+    #[prost(uint32, tag = "1")]
+    pub uid: u32,
+    /// The group of files that the user makes.
+    #[prost(uint32, tag = "2")]
+    pub gid: u32,
+    /// All other groups.
+    #[prost(uint32, repeated, tag = "3")]
+    pub groups: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct UserReply {
+    /// The number by which headers name the user, until the service is started again.
+    #[prost(uint32, tag = "1")]
+    pub user: u32,
+}
+
+/// A request to open an inode.
+#[derive(Clone, PartialEq, Message)]
+pub struct OpenRequest {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// From a user: the access that is wanted, [`ACCESS_READ`] and [`ACCESS_WRITE`].
+    #[prost(uint32, tag = "2")]
+    pub access: u32,
+}
+
+/// Access to read.
+pub const ACCESS_READ: u32 = 1;
+/// Access to write.
+pub const ACCESS_WRITE: u32 = 2;
+
+/// The right to ask for the data of a file.
+#[derive(Clone, PartialEq, Message)]
+pub struct GrantReply {
+    #[prost(fixed64, tag = "1")]
+    pub grant: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub proof: Vec<u8>,
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct HelloReply {
@@ -770,6 +826,7 @@ impl Reply for LockReply {
 }
 
 impl Reply for EmptyReply {}
+impl Reply for UserReply {}
 impl Reply for BytesReply {}
 impl Reply for NamesReply {}
 impl Reply for StatFsReply {}

@@ -199,6 +199,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         truncations: 6,
         drop_set_id: true,
         known_truncations: Some(7),
+        ..SetAttrRequest::default()
     };
     golden(&set, "080710001801200228003208080110ff93ebdc033a021003420210044801500658016007");
     let make = MakeRequest {
@@ -243,6 +244,15 @@ fn what_came_to_requests_later_keeps_its_numbers() {
     golden(&RenameRequest { whiteout: true, uid: 1, gid: 2, ..RenameRequest::default() }, "380140014802");
     let found = Some(FoundNames { moved: 7, replaced: 0 });
     golden(&RenameRequest { found, ..RenameRequest::default() }, "5a020807");
+    golden(&SetAttrRequest { touch: true, ..SetAttrRequest::default() }, "6801");
+    let grant = Some(GrantReply { grant: 3, proof: vec![9, 8] });
+    let granted = "09 0300000000000000 1202 0908".replace(' ', "");
+    golden(&grant.clone().unwrap(), &granted);
+    golden(&SetAttrRequest { grant: grant.clone(), ..SetAttrRequest::default() }, &format!("720d{granted}"));
+    golden(&AttrReply { grant, ..AttrReply::default() }, &format!("220d{granted}"));
+    golden(&OpenRequest { ino: 7, access: ACCESS_READ | ACCESS_WRITE }, "08071003");
+    golden(&UserRequest { uid: 1000, gid: 100, groups: vec![1, 300] }, "08e80710641a0301ac02");
+    golden(&UserReply { user: 5 }, "0805");
     golden(&MakeRequest { umask: 0o22, ..MakeRequest::default() }, "5012");
     golden(&XattrRequest { kill_set_group_id: true, ..XattrRequest::default() }, "3001");
     golden(&HelloRequest { lane: 9, ..HelloRequest::default() }, "3009");
@@ -260,8 +270,11 @@ fn what_came_to_requests_later_keeps_its_numbers() {
 #[test]
 fn replies_of_the_name_space_are_as_in_the_first_release() {
     golden(&attr(), ATTR);
-    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: false, wait: false }, &format!("0a3b{ATTR}"));
-    golden(&AttrReply { attr: Some(attr()), may_be_unsynced: true, wait: false }, &format!("0a3b{ATTR}1001"));
+    golden(&AttrReply { attr: Some(attr()), ..AttrReply::default() }, &format!("0a3b{ATTR}"));
+    golden(
+        &AttrReply { attr: Some(attr()), may_be_unsynced: true, ..AttrReply::default() },
+        &format!("0a3b{ATTR}1001"),
+    );
     let address = "10.0.0.1:31".to_owned();
     let targets = vec![TargetPlace { target: 5, addresses: vec![address] }, TargetPlace::default()];
     golden(
@@ -320,8 +333,8 @@ fn replies_about_what_this_release_does_not_know_are_refused() {
     let call = || LeaseCall { branch: 9, ..LeaseCall::default() };
     let hello = || HelloReply { targets: vec![TargetPlace::default()], ..HelloReply::default() };
     let unknown = [
-        AttrReply { attr: elsewhere(), may_be_unsynced: false, wait: false }.unknown(),
-        AttrReply { attr: spread, may_be_unsynced: false, wait: false }.unknown(),
+        AttrReply { attr: elsewhere(), ..AttrReply::default() }.unknown(),
+        AttrReply { attr: spread, ..AttrReply::default() }.unknown(),
         RenameReply { replaced: elsewhere() }.unknown(),
         ReadDirReply { parent_branch: 9, ..ReadDirReply::default() }.unknown(),
         ReadDirReply { entries: vec![DirEntry { branch: 9, ..entry() }], ..ReadDirReply::default() }
@@ -341,7 +354,7 @@ fn replies_about_what_this_release_does_not_know_are_refused() {
     ];
     assert!(unknown.iter().all(Option::is_some), "{unknown:?}");
     let known = [
-        AttrReply { attr: Some(attr()), may_be_unsynced: true, wait: false }.unknown(),
+        AttrReply { attr: Some(attr()), may_be_unsynced: true, ..AttrReply::default() }.unknown(),
         RenameReply { replaced: None }.unknown(),
         ReadDirReply { entries: vec![entry()], ..ReadDirReply::default() }.unknown(),
         WatchReply { calls: vec![LeaseCall::default()], ..WatchReply::default() }.unknown(),

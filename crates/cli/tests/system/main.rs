@@ -18,6 +18,7 @@ mod lapse;
 mod mixed;
 mod operations;
 mod pairs;
+mod permissions;
 mod posix;
 mod promises;
 mod python;

@@ -334,7 +334,7 @@ impl Service {
             Kind::Unlink => {
                 let attr =
                     self.files.borrow().values().next().map(|file| Attr { nlink: 0, ..file.attr.clone() });
-                AttrReply { attr, may_be_unsynced: false, wait: false }.encode_to_vec()
+                AttrReply { attr, ..AttrReply::default() }.encode_to_vec()
             }
             Kind::SetAttr => self.set_attr(&SetAttrRequest::decode(body).unwrap())?,
             Kind::Read => {
@@ -408,7 +408,7 @@ impl Service {
     fn reply(&self, ino: u64) -> Result<Vec<u8>, Failure> {
         let gone = Failure { kind: ErrorKind::Invalid, errno: 116, message: "no such inode".into() };
         let attr = self.files.borrow().get(&ino).map(|file| file.attr.clone()).ok_or(gone)?;
-        Ok(AttrReply { attr: Some(attr), may_be_unsynced: false, wait: false }.encode_to_vec())
+        Ok(AttrReply { attr: Some(attr), ..AttrReply::default() }.encode_to_vec())
     }
 
     fn set_attr(&self, request: &SetAttrRequest) -> Result<Vec<u8>, Failure> {

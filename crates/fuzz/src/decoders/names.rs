@@ -18,7 +18,7 @@ fn message<M: Message + Default + PartialEq + Debug>(body: &[u8]) -> Result<Verd
 
 type Check = fn(&[u8]) -> Result<Verdict, String>;
 
-const MESSAGES: [Check; 26] = [
+const MESSAGES: [Check; 29] = [
     message::<HelloRequest>,
     message::<HelloReply>,
     message::<NameRequest>,
@@ -45,6 +45,9 @@ const MESSAGES: [Check; 26] = [
     message::<LockReply>,
     message::<LockRequest>,
     message::<GetAttrRequest>,
+    message::<OpenRequest>,
+    message::<UserRequest>,
+    message::<GrantReply>,
 ];
 
 fn check(bytes: &[u8]) -> Result<Verdict, String> {
@@ -85,7 +88,7 @@ fn seeds() -> Vec<Vec<u8>> {
         .encode_to_vec(),
         NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),
-        AttrReply { attr: Some(attr.clone()), may_be_unsynced: true, wait: false }.encode_to_vec(),
+        AttrReply { attr: Some(attr.clone()), may_be_unsynced: true, ..AttrReply::default() }.encode_to_vec(),
         SetAttrRequest { ino: 7, mode: Some(0), size: Some(0), grow: true, ..Default::default() }
             .encode_to_vec(),
         MakeRequest { dir: 1, name: name.clone(), target: value.clone(), open: true, ..Default::default() }
@@ -135,6 +138,9 @@ fn seeds() -> Vec<Vec<u8>> {
         LockReply { conflict: Some(lock.clone()), early: true }.encode_to_vec(),
         lock.encode_to_vec(),
         GetAttrRequest { ino: 7, ticket: u64::MAX }.encode_to_vec(),
+        OpenRequest { ino: 7, access: ACCESS_READ }.encode_to_vec(),
+        UserRequest { uid: 7, gid: u32::MAX, groups: vec![1, 1 << 20] }.encode_to_vec(),
+        GrantReply { grant: u64::MAX, proof: vec![9; 16] }.encode_to_vec(),
     ];
     (0u8..).zip(bodies).map(|(which, body)| [vec![which], body].concat()).collect()
 }

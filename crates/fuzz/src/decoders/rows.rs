@@ -12,7 +12,7 @@ use penstock_kv::journal::{Mark, Record};
 use penstock_meta::rows as meta;
 use penstock_meta::rows::reserved::{self, Counted, Queued, Reserved, Work};
 use penstock_meta::{Data, Inode, Layout};
-use penstock_session::rows as session;
+use penstock_session::{Role, rows as session};
 use penstock_wire::metadata::Time;
 
 /// `kv-volume`: the header of the key-value volume.
@@ -402,7 +402,7 @@ pub(super) const SESSION: Decoder = Decoder {
     most_bytes: 512,
     seeds: || {
         let (client, mount) = ("host".into(), "/m".into());
-        vec![session::SessionRow { number: 5, client, mount, lease_ms: 30_000 }.encode()]
+        vec![session::SessionRow { number: 5, client, mount, lease_ms: 30_000, role: Role::Gateway }.encode()]
     },
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, session::SessionRow::decode, session::SessionRow::encode),

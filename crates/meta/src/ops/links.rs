@@ -1,33 +1,42 @@
 //! Operations that add, find and remove names: lookup, make, link, unlink.
 
 use super::{SET_GROUP_ID, acl, attr_reply, encode_attr};
+use crate::access::{Asker, EXECUTE, WRITE};
 use crate::error::MetaError;
-use crate::inode::{Data, FileKind, Inode, Layout};
-use crate::names::entry_row;
+use crate::inode::{Data, FileKind, Inode, Layout, is_device, is_directory};
+use crate::names::{Turn, entry_row};
 use crate::parts::Parts;
 use crate::rows::{entry_key, removed_key};
 use crate::{LINK_MAX, PATH_MAX};
 use penstock_base::{FileId, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::metadata::{LinkRequest, MakeRequest, NameRequest};
+use penstock_wire::metadata::{ACCESS_READ, ACCESS_WRITE, AttrReply, LinkRequest, MakeRequest, NameRequest};
+use prost::Message;
 use rustix::io::Errno;
 
 /// Returns the attributes of the inode that a name refers to.
-pub(crate) async fn lookup(parts: &Parts, request: NameRequest) -> Result<Vec<u8>, MetaError> {
-    let names = &parts.names;
+pub(crate) async fn lookup(parts: &Parts, who: Request, request: NameRequest) -> Result<Vec<u8>, MetaError> {
+    let (names, asker) = (&parts.names, Asker::of(parts, who)?);
+    asker.names(Ino(request.dir))?;
     let dir = names.directory(Ino(request.dir)).await?;
+    asker.may(&dir, EXECUTE).await?;
     let (_, entry) = names.entry(dir.ino, &request.name).await?;
-    Ok(encode_attr(parts.attr_now(entry.ino).await?))
+    let attr = parts.attr_now(entry.ino).await?;
+    asker.reached(entry.ino);
+    Ok(encode_attr(attr))
 }
 
 /// Makes a file, directory, symbolic link, special file, or a file without a name (O_TMPFILE).
 pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> Result<Vec<u8>, MetaError> {
     let turn = parts.turn(who).await?;
+    let asker = Asker::of(parts, who)?;
+    asker.names(Ino(request.dir))?;
     let mut dir = turn.directory(Ino(request.dir)).await?;
     if dir.nlink == 0 {
         return Err(Errno::NOENT.into());
     }
+    let request = may_make(&asker, &turn, &dir, request).await?;
     let mut writes = WriteSet::new();
     let mut inode = new_inode(parts, turn.new_ino().await?, &dir, &request)?;
     acl::inherit(&turn, &dir, &mut inode, request.umask, &mut writes).await?;
@@ -50,7 +59,13 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
         dir.times[2] = inode.times[3];
     }
     assert_eq!(request.nameless, inode.nlink == 0, "a new inode without a name is in the queue");
-    let reply = encode_attr(inode.attr(0));
+    let opened = request.open.then_some(ACCESS_READ | ACCESS_WRITE);
+    let reply = AttrReply {
+        attr: Some(inode.attr(0)),
+        grant: opened.and_then(|access| asker.grant(&inode, access)),
+        ..AttrReply::default()
+    };
+    let reply = reply.encode_to_vec();
     let (ino, is_dir) = (inode.ino, inode.is_dir());
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     if is_dir {
@@ -59,7 +74,33 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
     if request.open {
         parts.open(who.session, ino)?;
     }
+    asker.reached(ino);
     Ok(reply)
+}
+
+/// Fails unless the one who asks may make this inode in a directory. Returns the request with the owner and
+/// the mode that the inode gets.
+async fn may_make(
+    asker: &Asker<'_>,
+    turn: &Turn<'_>,
+    dir: &Inode,
+    mut request: MakeRequest,
+) -> Result<MakeRequest, MetaError> {
+    assert!(dir.is_dir() && dir.nlink > 0, "the directory exists");
+    let Some(user) = asker.user() else { return Ok(request) };
+    (request.uid, request.gid) = (user.uid, user.gid);
+    asker.may(dir, EXECUTE).await?;
+    if !request.nameless && turn.find(dir.ino, &request.name).await?.entry.is_some() {
+        return Err(Errno::EXIST.into());
+    }
+    asker.may(dir, WRITE | EXECUTE).await?;
+    if is_device(request.mode) {
+        asker.check_privileged()?;
+    }
+    if !is_directory(request.mode) {
+        request.mode = asker.mode_to_make(request.mode, dir);
+    }
+    Ok(request)
 }
 
 /// The inode of a new name in `dir`. Fails for a mode that names no type of file.
@@ -116,8 +157,19 @@ pub(super) fn new_inode(
 /// refuses to link an inode whose names were removed.
 pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> Result<Vec<u8>, MetaError> {
     let turn = parts.turn(who).await?;
+    let asker = Asker::of(parts, who)?;
+    asker.names(Ino(request.ino))?;
+    asker.names(Ino(request.dir))?;
     let mut inode = turn.inode(Ino(request.ino)).await?;
     let mut dir = turn.directory(Ino(request.dir)).await?;
+    if !asker.is_trusted() {
+        asker.may(&dir, EXECUTE).await?;
+        if turn.find(dir.ino, &request.name).await?.entry.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        asker.may_link(&inode).await?;
+        asker.may(&dir, WRITE | EXECUTE).await?;
+    }
     match inode.nlink {
         _ if inode.is_dir() => return Err(Errno::PERM.into()),
         0 if !parts.is_used(inode.ino) => return Err(Errno::NOENT.into()),
@@ -145,9 +197,13 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
 /// Removes a name. A directory must be empty.
 pub(crate) async fn unlink(parts: &Parts, who: Request, request: NameRequest) -> Result<Vec<u8>, MetaError> {
     let turn = parts.turn(who).await?;
+    let asker = Asker::of(parts, who)?;
+    asker.names(Ino(request.dir))?;
     let mut dir = turn.directory(Ino(request.dir)).await?;
+    asker.may(&dir, EXECUTE).await?;
     let (cookie, entry) = turn.entry(dir.ino, &request.name).await?;
     let mut inode = turn.inode(entry.ino).await?;
+    asker.may_remove(&dir, &inode).await?;
     match (request.directory, inode.is_dir()) {
         (true, false) => return Err(Errno::NOTDIR.into()),
         (false, true) => return Err(Errno::ISDIR.into()),

@@ -1,10 +1,12 @@
 //! Listing a directory, and reading a symbolic link.
 
+use crate::access::{Asker, EXECUTE, READ};
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode};
 use crate::parts::Parts;
 use crate::rows::{Entry, decode_entry_key, entry_range, inode_key};
 use penstock_base::{FileId, Ino};
+use penstock_session::Request;
 use penstock_wire::metadata::{BytesReply, DirEntry, InodeRequest, ReadDirReply, ReadDirRequest};
 use prost::Message;
 use rustix::io::Errno;
@@ -13,9 +15,17 @@ use rustix::io::Errno;
 const MOST: u32 = 1024;
 
 /// Lists entries behind a cookie, in the order of cookies.
-pub(crate) async fn read_dir(parts: &Parts, request: ReadDirRequest) -> Result<Vec<u8>, MetaError> {
-    let names = &parts.names;
+pub(crate) async fn read_dir(
+    parts: &Parts,
+    who: Request,
+    request: ReadDirRequest,
+) -> Result<Vec<u8>, MetaError> {
+    let (names, asker) = (&parts.names, Asker::of(parts, who)?);
+    asker.names(Ino(request.dir))?;
     let dir = names.directory(Ino(request.dir)).await?;
+    asker.may(&dir, READ).await?;
+    // A user who may not look names up in the directory learns only them.
+    let may_look = asker.may(&dir, EXECUTE).await.is_ok();
     let limit = request.limit.clamp(1, MOST) as usize;
     let (from, until) = entry_range(dir.ino, request.after.saturating_add(1), u64::MAX);
     let rows = names.kv().scan(from, until, limit).await?;
@@ -27,8 +37,9 @@ pub(crate) async fn read_dir(parts: &Parts, request: ReadDirRequest) -> Result<V
     }
     assert!(entries.len() <= limit, "a reply has at most {limit} entries");
     assert!(entries.is_sorted_by(|one, other| one.cookie < other.cookie), "entries are in order of cookies");
-    if request.attributes {
+    if request.attributes && may_look {
         add_attributes(parts, &mut entries).await?;
+        entries.iter().filter(|entry| entry.attr.is_some()).for_each(|entry| asker.reached(Ino(entry.ino)));
     }
     Ok(ReadDirReply { end: rows.len() < limit, entries, parent: dir.parent.0, parent_branch: 0 }
         .encode_to_vec())
@@ -53,7 +64,12 @@ async fn add_attributes(parts: &Parts, entries: &mut [DirEntry]) -> Result<(), M
 }
 
 /// Returns the target of a symbolic link. EINVAL for any other inode.
-pub(crate) async fn read_link(parts: &Parts, request: InodeRequest) -> Result<Vec<u8>, MetaError> {
+pub(crate) async fn read_link(
+    parts: &Parts,
+    who: Request,
+    request: InodeRequest,
+) -> Result<Vec<u8>, MetaError> {
+    Asker::of(parts, who)?.names(Ino(request.ino))?;
     match parts.names.inode(Ino(request.ino)).await?.data {
         Data::Inline(bytes) => Ok(BytesReply { bytes }.encode_to_vec()),
         _ => Err(Errno::INVAL.into()),

@@ -5,6 +5,7 @@
 //! inode, nothing happens.
 
 use super::links::new_inode;
+use crate::access::{Asker, EXECUTE, WRITE};
 use crate::error::MetaError;
 use crate::inode::Inode;
 use crate::names::{Names, Turn, check_name, entry_row};
@@ -49,7 +50,13 @@ pub(crate) async fn rename(
         return Err(MetaError::Restarted);
     }
     let turn = parts.turn(who).await?;
+    let asker = Asker::of(parts, who)?;
     let (from_dir, to_dir) = (Ino(request.dir), Ino(request.new_dir));
+    asker.names(from_dir)?;
+    asker.names(to_dir)?;
+    if request.whiteout {
+        asker.check_privileged()?;
+    }
     check_name(&request.new_name)?;
     if request.exchange && (request.no_replace || request.whiteout) {
         return Err(Errno::INVAL.into());
@@ -60,6 +67,8 @@ pub(crate) async fn rename(
     if touched.get(to_dir).nlink == 0 {
         return Err(Errno::NOENT.into());
     }
+    asker.may(touched.get(from_dir), EXECUTE).await?;
+    asker.may(touched.get(to_dir), EXECUTE).await?;
     let (from_cookie, moved) = turn.entry(from_dir, &request.name).await?;
     let to = turn.find(to_dir, &request.new_name).await?;
     let there = to.entry.as_ref().map_or(0, |(_, entry)| entry.ino.0);
@@ -73,6 +82,10 @@ pub(crate) async fn rename(
         return Err(MetaError::Renamed);
     }
     touched.load(&turn, moved.ino).await?;
+    if !asker.is_trusted() {
+        let other = to.entry.as_ref().map(|(_, entry)| entry.ino);
+        may_rename(&asker, &turn, &mut touched, &request, (moved.ino, other)).await?;
+    }
     refuse_loop(&turn, touched.get(moved.ino), to_dir).await?;
     let mut writes = WriteSet::new();
     let mut removed = None;
@@ -124,6 +137,53 @@ pub(crate) async fn rename(
         parts.reap_if_removed(ino);
     }
     Ok(reply)
+}
+
+/// Fails unless a user may rename an inode, and remove or move another one from the new name.
+async fn may_rename(
+    asker: &Asker<'_>,
+    names: &Names,
+    touched: &mut Touched,
+    request: &RenameRequest,
+    (moved, other): (Ino, Option<Ino>),
+) -> Result<(), MetaError> {
+    let (from_dir, to_dir) = (Ino(request.dir), Ino(request.new_dir));
+    assert!(!asker.is_trusted(), "a kernel has checked that of a mount");
+    match other {
+        Some(_) if request.no_replace => return Err(Errno::EXIST.into()),
+        None if request.exchange => return Err(Errno::NOENT.into()),
+        _ => refuse_loop(names, touched.get(moved), to_dir).await?,
+    }
+    if other == Some(moved) {
+        return Ok(());
+    }
+    if let Some(other) = other {
+        touched.load(names, other).await?;
+        if touched.get(other).is_dir() && names.is_above(other, from_dir).await? {
+            return Err(if request.exchange { Errno::INVAL } else { Errno::NOTEMPTY }.into());
+        }
+    }
+    let moved = touched.get(moved).clone();
+    let [from, to] = [from_dir, to_dir].map(|dir| touched.get(dir).clone());
+    asker.may_remove(&from, &moved).await?;
+    let other = other.map(|other| touched.get(other).clone());
+    match &other {
+        None => asker.may(&to, WRITE | EXECUTE).await?,
+        Some(other) => {
+            asker.may_remove(&to, other).await?;
+            match (moved.is_dir(), other.is_dir()) {
+                (true, false) if !request.exchange => return Err(Errno::NOTDIR.into()),
+                (false, true) if !request.exchange => return Err(Errno::ISDIR.into()),
+                _ => {}
+            }
+        }
+    }
+    // A directory that gets another parent changes itself.
+    let changed = [Some(moved), other.filter(|_| request.exchange)];
+    for inode in changed.into_iter().flatten().filter(|inode| inode.is_dir() && from_dir != to_dir) {
+        asker.may(&inode, WRITE).await?;
+    }
+    Ok(())
 }
 
 /// Puts a character device 0, 0 at the old name: union file systems read it as "the name does not exist

@@ -2,6 +2,7 @@
 
 use super::{acl, encode_attr};
 use crate::STEP_CHUNKS;
+use crate::access::{Asker, WRITE};
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::parts::Parts;
@@ -35,7 +36,8 @@ impl Cleared {
 }
 
 /// Returns an inode's attributes.
-pub(crate) async fn get_attr(parts: &Parts, ino: Ino) -> Result<Vec<u8>, MetaError> {
+pub(crate) async fn get_attr(parts: &Parts, who: Request, ino: Ino) -> Result<Vec<u8>, MetaError> {
+    Asker::of(parts, who)?.names(ino)?;
     Ok(encode_attr(parts.attr_now(ino).await?))
 }
 
@@ -51,6 +53,11 @@ pub(crate) async fn set_attr(
     if !times.iter().flatten().all(Time::is_valid) {
         return Err(Errno::INVAL.into());
     }
+    let asker = Asker::of(parts, who)?;
+    let request = match asker.is_trusted() {
+        true => request,
+        false => may_set(parts, who, request).await?,
+    };
     let mut known_truncations = request.known_truncations.filter(|_| !request.grow);
     let mut cleared = None;
     if let Some(size) = request.size.filter(|_| !request.grow) {
@@ -58,6 +65,8 @@ pub(crate) async fn set_attr(
     }
     let turn = parts.turn(who).await?;
     let mut inode = turn.inode(Ino(request.ino)).await?;
+    // Again in the turn: another request may have changed the inode since.
+    check_change(&asker, &inode, &request).await?;
     check_truncations(&inode, known_truncations)?;
     let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.truncations, inode.size));
     let now = turn.now();
@@ -69,10 +78,14 @@ pub(crate) async fn set_attr(
         inode.drop_set_id();
     }
     if let Some(mode) = request.mode {
-        inode.set_permissions(mode);
+        inode.set_permissions(asker.mode_to_set(mode, request.gid.unwrap_or(inode.gid)));
         acl::chmod(&turn, &inode, &mut writes).await?;
     }
     let owner_before = inode.owner();
+    if !asker.is_trusted() && request.gid.or(request.uid).is_some() && !inode.is_dir() {
+        // Linux also takes the set-group-id bit of a group that the user is not in.
+        inode.mode = asker.mode_to_set(inode.mode, inode.gid);
+    }
     inode.uid = request.uid.unwrap_or(inode.uid);
     inode.gid = request.gid.unwrap_or(inode.gid);
     let overtaken = request.grow && request.truncations != inode.truncations;
@@ -138,6 +151,61 @@ pub(crate) async fn set_attr(
         attr.blocks = blocks;
     }
     Ok(encode_attr(attr))
+}
+
+/// Fails unless a user may make this change. Returns the request with what follows from it: a user sets no
+/// change time, and a change of the owner or of the contents takes set-id bits away.
+pub(crate) async fn may_set(
+    parts: &Parts,
+    who: Request,
+    mut request: SetAttrRequest,
+) -> Result<SetAttrRequest, MetaError> {
+    let asker = Asker::of(parts, who)?;
+    asker.names(Ino(request.ino))?;
+    let inode = parts.names.inode(Ino(request.ino)).await?;
+    check_change(&asker, &inode, &request).await?;
+    if request.touch {
+        let now = Some(parts.names.now());
+        (request.atime, request.mtime) = (now, now);
+    }
+    request.ctime = None;
+    let changes_owner = request.uid.is_some() || request.gid.is_some();
+    request.drop_set_id |= changes_owner || request.size.is_some() && !asker.is_privileged();
+    Ok(request)
+}
+
+/// Fails unless the one who asks may make this change of an inode.
+async fn check_change(asker: &Asker<'_>, inode: &Inode, request: &SetAttrRequest) -> Result<(), MetaError> {
+    if asker.is_trusted() {
+        return Ok(());
+    }
+    asker.may_chown(inode, request.uid, request.gid)?;
+    if request.mode.is_some() {
+        asker.check_owns(inode)?;
+    }
+    let writes = asker.has_grant(inode.ino, request.grant.as_ref());
+    // A writer reports the time of its writes together with the size.
+    let sets_times = request.atime.is_some() || request.mtime.is_some() && !(request.grow && writes);
+    if sets_times && !request.touch {
+        asker.check_owns(inode)?;
+    }
+    if request.touch && !asker.owns(inode) && !writes {
+        asker.may(inode, WRITE).await?;
+    }
+    // Taking set-id bits away is the duty of everybody who writes.
+    if request.size.is_some() {
+        match inode.kind() {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::ISDIR.into()),
+            _ => return Err(Errno::INVAL.into()),
+        }
+    }
+    let changes_owner = request.uid.is_some() || request.gid.is_some();
+    let changes_contents = request.size.is_some() || request.drop_set_id && !changes_owner;
+    if changes_contents && !writes {
+        asker.may(inode, WRITE).await?;
+    }
+    Ok(())
 }
 
 /// Makes everything behind the end of a file read as zeros, and voids writes that know its present truncate

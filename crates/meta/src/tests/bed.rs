@@ -126,7 +126,7 @@ impl Bed {
         let mut at = ROOT;
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let request = NameRequest { dir: at.0, name: name.into(), directory: false };
-            let reply = ops::lookup(&self.meta.parts, request).await?;
+            let reply = ops::lookup(&self.meta.parts, self.who, request).await?;
             at = Ino(AttrReply::decode(&reply[..]).unwrap().attr.unwrap().ino);
         }
         Ok(at)
@@ -139,7 +139,7 @@ impl Bed {
     /// Entries of a directory after a cookie, at most `limit`; then true if these are the last ones.
     pub(super) async fn list(&self, dir: Ino, after: u64, limit: u32) -> (Vec<(String, Ino, u64)>, bool) {
         let request = ReadDirRequest { dir: dir.0, after, limit, attributes: false };
-        let reply = ops::read_dir(&self.meta.parts, request).await.unwrap();
+        let reply = ops::read_dir(&self.meta.parts, self.who, request).await.unwrap();
         let ReadDirReply { entries, end, .. } = ReadDirReply::decode(&reply[..]).unwrap();
         let entry = |entry: penstock_wire::metadata::DirEntry| {
             let slash = if entry.kind == 0o040_000 { "/" } else { "" };

@@ -587,7 +587,7 @@ fn attributes_say_what_a_file_takes() {
         }
         set(bed, ino, SetAttrRequest { grow: true, ..size(91 * BLOCK) }).await.unwrap();
         let blocks = async |bed: &mut Bed| {
-            let reply = ops::get_attr(&bed.meta.parts, ino).await.unwrap();
+            let reply = ops::get_attr(&bed.meta.parts, bed.who, ino).await.unwrap();
             AttrReply::decode(&reply[..]).unwrap().attr.unwrap().blocks
         };
         assert_eq!(blocks(bed).await, 3);
@@ -596,7 +596,7 @@ fn attributes_say_what_a_file_takes() {
         let told = AttrReply::decode(&reply[..]).unwrap().attr.unwrap().blocks;
         assert_eq!((told, blocks(bed).await), (2, 2), "the reply counts what the transaction left");
         let request = ReadDirRequest { dir: ROOT.0, attributes: true, limit: 9, ..Default::default() };
-        let reply = ops::read_dir(&bed.meta.parts, request).await.unwrap();
+        let reply = ops::read_dir(&bed.meta.parts, bed.who, request).await.unwrap();
         let listed: Vec<u64> = ReadDirReply::decode(&reply[..])
             .unwrap()
             .entries

@@ -522,7 +522,7 @@ fn a_listing_gives_no_name_the_attributes_of_another_inode() {
         bed.crash().await;
         assert!(matches!(bed.inode(rows.g).await, Err(MetaError::Row(_))), "by its number it is an error");
         let request = ReadDirRequest { dir: ROOT.0, after: 0, limit: 100, attributes: true };
-        let reply = ops::read_dir(&bed.meta.parts, request).await.unwrap();
+        let reply = ops::read_dir(&bed.meta.parts, bed.who, request).await.unwrap();
         for entry in ReadDirReply::decode(&reply[..]).unwrap().entries {
             if let Some(attr) = entry.attr {
                 let name = String::from_utf8_lossy(&entry.name).into_owned();
@@ -543,7 +543,7 @@ fn an_unreadable_inode_hides_no_other_name_of_its_directory() {
         bed.meta.sync().await.unwrap();
         bed.crash().await;
         let request = ReadDirRequest { dir: ROOT.0, after: 0, limit: 100, attributes: true };
-        let listed = ops::read_dir(&bed.meta.parts, request).await;
+        let listed = ops::read_dir(&bed.meta.parts, bed.who, request).await;
         assert!(listed.is_ok(), "{listed:?}");
     });
 }

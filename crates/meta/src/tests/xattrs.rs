@@ -16,12 +16,12 @@ async fn set(bed: &Bed, ino: Ino, name: &str, value: &[u8]) -> Result<(), MetaEr
 
 async fn get(bed: &Bed, ino: Ino, name: &str) -> Result<Vec<u8>, MetaError> {
     let request = XattrRequest { ino: ino.0, name: name.into(), ..Default::default() };
-    let reply = ops::get_xattr(&bed.meta.parts, request).await?;
+    let reply = ops::get_xattr(&bed.meta.parts, bed.who, request).await?;
     Ok(BytesReply::decode(&reply[..]).unwrap().bytes)
 }
 
 async fn list(bed: &Bed, ino: Ino) -> Vec<String> {
-    let reply = ops::list_xattr(&bed.meta.parts, InodeRequest { ino: ino.0 }).await.unwrap();
+    let reply = ops::list_xattr(&bed.meta.parts, bed.who, InodeRequest { ino: ino.0 }).await.unwrap();
     let names = NamesReply::decode(&reply[..]).unwrap().names;
     names.into_iter().map(|name| String::from_utf8(name).unwrap()).collect()
 }

@@ -81,3 +81,40 @@ impl News {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_stay_until_they_are_seen() {
+        let file = |ino| FileId::of_numbers(0, ino);
+        let mut news = News::default();
+        news.grant(3, file(7), true);
+        news.sync(4, 9, 28);
+        news.unlock(5, file(8));
+        news.unlock(6, file(8));
+        news.again(7);
+        news.again(8);
+        let told = |news: &News| {
+            let reply = news.reply();
+            let unlocked: Vec<u64> = reply.unlocked.iter().map(|unlocked| unlocked.number).collect();
+            (reply.granted.len(), reply.synced.len(), unlocked, reply.again)
+        };
+        // Columns: the number that the session reports, and what is left.
+        for (seen, left) in [
+            (0, (1, 1, vec![6], 8)),
+            (2, (1, 1, vec![6], 8)),
+            (3, (0, 1, vec![6], 8)),
+            (4, (0, 0, vec![6], 8)),
+            (6, (0, 0, vec![], 8)),
+            (7, (0, 0, vec![], 8)),
+        ] {
+            news.seen(seen);
+            assert_eq!(told(&news), left, "{seen} is seen");
+            assert!(!news.is_empty());
+        }
+        news.seen(u64::MAX);
+        assert!(news.is_empty() && told(&news) == (0, 0, vec![], 0));
+    }
+}

@@ -1,5 +1,6 @@
 use super::*;
 use penstock_sim::seeds;
+use penstock_wire::metadata::Granted;
 
 fn id(ino: u64) -> FileId {
     FileId::of_numbers(0, ino)
@@ -435,6 +436,76 @@ fn changes_of_size_that_wait_for_each_other_go_on() {
     assert_eq!(leases.ask_to_resize(FIRST, INO), Asked::Waits);
     leases.resign(FIRST, INO);
     assert_eq!(leases.ask_to_resize(SECOND, INO), Asked::Waits);
+}
+
+/// A stop waits for the answer of one session, which needs a lease for it. Another one that has given up
+/// everything waits for the same lease, and gets none any more.
+#[test]
+fn who_gets_nothing_any_more_stands_in_nobodys_way() {
+    const INO: FileId = FileId::of_numbers(0, 7);
+    let mut leases = two_sessions();
+    assert!(leases.join(3));
+    assert!(matches!(leases.ask(3, INO, true), Asked::Now(_)));
+    assert_eq!(leases.ask(SECOND, INO, true), Asked::Waits);
+    assert_eq!(leases.ask(FIRST, INO, true), Asked::Waits);
+    leases.close();
+    for session in [SECOND, 3] {
+        for call in calls_of(&leases, session) {
+            leases.answered(session, call);
+        }
+    }
+    assert_eq!(leases.leaving(SECOND).copied(), Some(Leaving::Done));
+    for (session, number) in revocations(&leases, INO) {
+        leases.answered(session, number);
+    }
+    assert_eq!(news(&mut leases, FIRST).granted.len(), 1, "it needs it for its answer");
+    assert_eq!(news(&mut leases, SECOND).granted, []);
+}
+
+/// The same session asks for less while its request for more waits, as after a lost reply.
+#[test]
+fn a_request_for_less_does_not_end_the_wait_for_more() {
+    const INO: FileId = FileId::of_numbers(0, 7);
+    let mut leases = two_sessions();
+    for session in [FIRST, SECOND] {
+        assert!(matches!(leases.ask(session, INO, false), Asked::Now(_)));
+    }
+    assert_eq!(leases.ask(FIRST, INO, true), Asked::Waits);
+    assert_eq!(leases.ask(FIRST, INO, false), Asked::Waits);
+    for (session, number) in revocations(&leases, INO) {
+        assert_eq!(session, SECOND);
+        leases.answered(session, number);
+    }
+    let granted = news(&mut leases, FIRST).granted;
+    assert!(matches!(granted[..], [Granted { exclusive: true, .. }]), "{granted:?}");
+    // Both requests are served by it, and a later one is a grant of its own.
+    let Asked::Now(later) = leases.ask(FIRST, INO, true) else { panic!("it has the lease") };
+    assert!(later > granted[0].grant);
+    assert_eq!(news(&mut leases, FIRST).granted, granted, "nobody waits for the later one");
+}
+
+/// A session ends while others wait for its lease, to change a size, and for its sync.
+#[test]
+fn all_that_wait_for_a_session_go_on_when_it_ends() {
+    const INO: FileId = FileId::of_numbers(0, 7);
+    const THIRD: u64 = 3;
+    let mut leases = two_sessions();
+    assert!(leases.join(THIRD));
+    leases.ask(FIRST, INO, true);
+    assert_eq!(leases.ask_to_sync(SECOND, INO, 5), Asked::Waits);
+    assert_eq!(leases.ask_to_resize(THIRD, INO), Asked::Waits);
+    assert_eq!(leases.ask(SECOND, INO, false), Asked::Waits);
+    let again = news(&mut leases, THIRD).again;
+    leases.leave(FIRST);
+    assert_eq!(outcomes(&mut leases, SECOND), [(5, 0)]);
+    assert_eq!(news(&mut leases, SECOND).granted.len(), 1);
+    // The size is changed once the second one has given back what it got before.
+    for (session, number) in revocations(&leases, INO) {
+        leases.answered(session, number);
+    }
+    assert!(news(&mut leases, THIRD).again > again);
+    assert_eq!(leases.ask_to_resize(THIRD, INO), Asked::Now(()));
+    assert!(leases.exclusive_of(SECOND).is_empty() && leases.calls.is_empty());
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn row(number: u64) -> SessionRow {
 }
 
 fn request(sequence: u64) -> Request {
-    Request { session: 7, key: key_of(7), sequence }
+    Request { session: 7, key: key_of(7), sequence, user: 0 }
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_repeat_is_answered_until_its_slot_is_used_again() {
     sessions.keep(request(1 + SLOTS), &Ok(vec![2]));
     assert!(matches!(sessions.find(request(1)), Seen::Late));
     assert!(
-        matches!(sessions.find(Request { session: 8, key: key_of(8), sequence: 1 }), Seen::New),
+        matches!(sessions.find(Request { session: 8, key: key_of(8), sequence: 1, user: 0 }), Seen::New),
         "no such session"
     );
 }

@@ -25,5 +25,6 @@ mod serve;
 mod shared;
 mod space;
 mod target;
+mod users;
 
 use penstock_world as machine;

@@ -168,7 +168,7 @@ fn requests_for_what_does_not_exist_are_refused_by_name() {
             (|header| header.branch = 4, "fileset 0 has no branch 4"),
             (|header| header.tenant = 6, "there is no tenant 6"),
             (|header| header.class = Class::Log, "requests of class Log are those of nodes"),
-            (|header| header.user = 5, "the session has agreed on no user 5"),
+            (|header| header.user = 5, "the session asks for no user"),
         ];
         for (change, wanted) in cases {
             let failure = asked(change).await.unwrap_err();

@@ -1,0 +1,273 @@
+//! A gateway: a session that asks for several users, whose permissions the service checks.
+
+use crate::machine::Machine;
+use crate::remote::{Way, make, on_machine, request_of, restart};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, FileId, Id128, Ino, crc32c_blocks};
+use penstock_wire::data::{
+    ChunkRef, PROOF_BYTES, Right, SpaceChange, SpaceRef, encode_commit, encode_read, encode_space,
+    encode_write,
+};
+use penstock_wire::metadata::{
+    ACCESS_READ, ACCESS_WRITE, AttrReply, GrantReply, HelloRequest, InodeRequest, LeaseRequest, MakeRequest,
+    NameRequest, OpenRequest, ROLE_GATEWAY, SetAttrRequest, UserReply, UserRequest,
+};
+use penstock_wire::{Failure, Frame, Kind, SLOTS, session_of_hello};
+use prost::Message;
+use std::cell::Cell;
+use std::time::Duration;
+
+const EACCES: u16 = 13;
+const EBADF: u16 = 9;
+const ESTALE: u16 = 116;
+const BLOCK: usize = BLOCK_BYTES;
+
+/// A gateway's session.
+struct Gateway {
+    session: u64,
+    sequence: Cell<u64>,
+}
+
+impl Gateway {
+    async fn begin(machine: &Machine) -> Self {
+        let hello = HelloRequest { role: ROLE_GATEWAY, ..HelloRequest::of_mount(Id128([9; 16])) };
+        let hello = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
+        let reply = machine.node.serve(hello, true).await;
+        Self { session: session_of_hello(&reply).unwrap(), sequence: Cell::new(SLOTS) }
+    }
+
+    async fn name(&self, machine: &Machine, uid: u32) -> u32 {
+        let user = UserRequest { uid, gid: 100, groups: vec![] };
+        let reply = self.send(machine, 0, Kind::User, user.encode_to_vec(), Vec::new()).await.unwrap();
+        UserReply::decode(&reply.0[..]).unwrap().user
+    }
+
+    async fn send(
+        &self,
+        machine: &Machine,
+        user: u32,
+        kind: Kind,
+        body: Vec<u8>,
+        payload: Vec<Buf>,
+    ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
+        loop {
+            let is_change =
+                matches!(kind, Kind::Make | Kind::Open | Kind::SetAttr | Kind::Close | Kind::Lock);
+            self.sequence.set(self.sequence.get() + 1);
+            let sequence = if is_change { self.sequence.get() } else { 0 };
+            let mut frame = request_of(self.session, sequence, kind, body.clone());
+            frame.header.user = user;
+            let frame = Frame {
+                header: penstock_wire::Header {
+                    payload_bytes: payload.iter().map(|part| part.len() as u32).sum(),
+                    ..frame.header
+                },
+                payload: payload.clone(),
+                ..frame
+            };
+            match machine.node.serve(frame, true).await.into_result() {
+                Err(failure) if failure.is_ask_again() => {
+                    machine.env.sleep(Duration::from_millis(10)).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn ask<T: Message + Default>(
+        &self,
+        machine: &Machine,
+        user: u32,
+        kind: Kind,
+        body: &impl Message,
+    ) -> Result<T, Failure> {
+        let (body, _) = self.send(machine, user, kind, body.encode_to_vec(), Vec::new()).await?;
+        Ok(T::decode(&body[..]).unwrap())
+    }
+
+    async fn lookup(&self, machine: &Machine, user: u32, name: &str) -> Result<FileId, Failure> {
+        let dir = machine.client.root().ino.0;
+        let request = NameRequest { dir, name: name.into(), directory: false };
+        let reply: AttrReply = self.ask(machine, user, Kind::Lookup, &request).await?;
+        Ok(reply.attr.unwrap().file())
+    }
+
+    async fn open(&self, machine: &Machine, user: u32, ino: Ino, access: u32) -> Result<Right, Failure> {
+        let request = OpenRequest { ino: ino.0, access };
+        Ok(right_of(self.ask::<AttrReply>(machine, user, Kind::Open, &request).await?.grant.unwrap()))
+    }
+
+    /// Sends a data request with a right.
+    async fn data(
+        &self,
+        machine: &Machine,
+        user: u32,
+        kind: Kind,
+        mut body: Vec<u8>,
+        right: Right,
+    ) -> Result<Vec<Buf>, Failure> {
+        right.put(&mut body);
+        let payload = if kind == Kind::Write { vec![block(7)] } else { Vec::new() };
+        Ok(self.send(machine, user, kind, body, payload).await?.1)
+    }
+}
+
+fn right_of(grant: GrantReply) -> Right {
+    Right { grant: grant.grant, proof: grant.proof[..].try_into().unwrap() }
+}
+
+fn block(byte: u8) -> Buf {
+    Buf::copy_from(&[byte; BLOCK])
+}
+
+fn first_block(ino: Ino, truncations: u64) -> ChunkRef {
+    ChunkRef { ino, chunk: 0, block: 0, count: 1, truncations }
+}
+
+fn write_of(ino: Ino, truncations: u64) -> Vec<u8> {
+    encode_write(&first_block(ino, truncations), &crc32c_blocks(&block(7)))
+}
+
+#[test]
+fn a_user_reads_and_writes_with_the_grant_of_an_open_file_only() {
+    on_machine(99, async |site, machine| {
+        let way = Way::new(&machine);
+        let gateway = Gateway::begin(&machine).await;
+        let [own, other] = [gateway.name(&machine, 1000).await, gateway.name(&machine, 1001).await];
+        let root = machine.client.root().ino.0;
+        let open_to_all = SetAttrRequest { ino: root, mode: Some(0o777), ..SetAttrRequest::default() };
+        machine.client.set_attr(penstock_base::Branch::MAIN, open_to_all).await.unwrap();
+        let make = MakeRequest {
+            dir: root,
+            name: "mine".into(),
+            mode: 0o100_600,
+            uid: 0,
+            open: true,
+            ..MakeRequest::default()
+        };
+        let made: AttrReply = gateway.ask(&machine, own, Kind::Make, &make).await.unwrap();
+        let (attr, right) = (made.attr.unwrap(), right_of(made.grant.unwrap()));
+        assert_eq!((attr.uid, attr.gid), (1000, 100), "whatever owner it names");
+        let ino = Ino(attr.ino);
+        gateway.data(&machine, own, Kind::Write, write_of(ino, 0), right).await.unwrap();
+        let grow = SetAttrRequest {
+            ino: ino.0,
+            size: Some(BLOCK as u64),
+            grow: true,
+            grant: Some(GrantReply { grant: right.grant, proof: right.proof.to_vec() }),
+            ..SetAttrRequest::default()
+        };
+        gateway.ask::<AttrReply>(&machine, own, Kind::SetAttr, &grow).await.unwrap();
+        let read = || encode_read(&first_block(ino, 0));
+        let found = gateway.data(&machine, own, Kind::Read, read(), right).await.unwrap();
+        assert_eq!(found[0].to_vec(), [7; BLOCK]);
+        gateway.data(&machine, own, Kind::Commit, encode_commit(ino, false), right).await.unwrap();
+
+        // Another user has found the name, and nothing else.
+        assert_eq!(gateway.lookup(&machine, other, "mine").await.unwrap().ino, ino);
+        let refused = gateway.open(&machine, other, ino, ACCESS_READ).await.unwrap_err();
+        assert_eq!(refused.errno, EACCES, "{refused}");
+        let forged = Right { grant: 3, proof: [0; PROOF_BYTES] };
+        let read_only = gateway.open(&machine, own, ino, ACCESS_READ).await.unwrap();
+        let more = Right { grant: 3, ..read_only };
+        let change = SpaceChange::Punch;
+        let punch = || encode_space(&SpaceRef { ino, change, from: 0, until: 1, truncations: 0 });
+        // Columns: user, kind, body, and the right that it uses.
+        for (user, kind, body, right) in [
+            (other, Kind::Read, read(), right),
+            (other, Kind::Write, write_of(ino, 0), right),
+            (other, Kind::Read, read(), Right::default()),
+            (own, Kind::Read, read(), Right::default()),
+            (own, Kind::Read, read(), forged),
+            (own, Kind::Write, write_of(ino, 0), read_only),
+            (own, Kind::Space, punch(), read_only),
+            (own, Kind::Write, write_of(ino, 0), more),
+            (own, Kind::Read, encode_read(&first_block(Ino(ino.0 + 1), 0)), right),
+        ] {
+            let refused = gateway.data(&machine, user, kind, body, right).await.unwrap_err();
+            assert_eq!(refused.errno, EACCES, "{user} {kind:?}: {refused}");
+        }
+
+        // The service is started again: users are named anew, and what they had opened they have.
+        gateway.send(&machine, 0, Kind::Sync, Vec::new(), Vec::new()).await.unwrap();
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        let unknown = gateway.data(&machine, own, Kind::Read, read(), right).await.unwrap_err();
+        assert_eq!(unknown.kind, ErrorKind::RefreshMap, "{unknown}");
+        gateway.name(&machine, 1001).await;
+        let own = gateway.name(&machine, 1000).await;
+        assert_eq!(own, 2, "in the order in which they are named");
+        let found = gateway.data(&machine, own, Kind::Read, read(), right).await.unwrap();
+        assert_eq!(found[0].to_vec(), [7; BLOCK]);
+        gateway.send(&machine, 0, Kind::End, Vec::new(), Vec::new()).await.unwrap();
+        let ended = gateway.data(&machine, own, Kind::Read, read(), right).await.unwrap_err();
+        assert_eq!(ended.kind, ErrorKind::Ended);
+        machine.stop().await;
+    });
+}
+
+#[test]
+fn a_user_reaches_inodes_by_names_and_takes_nothing_from_others() {
+    on_machine(100, async |_, machine| {
+        let hidden = make(&machine.client, "hidden").await.unwrap();
+        let branch = penstock_base::Branch::MAIN;
+        let all = SetAttrRequest { ino: hidden.ino.0, mode: Some(0o666), ..SetAttrRequest::default() };
+        machine.client.set_attr(branch, all).await.unwrap();
+        let root = machine.client.root().ino.0;
+        let closed =
+            SetAttrRequest { ino: root, mode: Some(0o700), uid: Some(5), ..SetAttrRequest::default() };
+        machine.client.set_attr(branch, closed).await.unwrap();
+        machine.client.sync_all().await.unwrap();
+        let gateway = Gateway::begin(&machine).await;
+        let user = gateway.name(&machine, 1000).await;
+        assert_eq!(gateway.lookup(&machine, user, "hidden").await.unwrap_err().errno, EACCES);
+        // It guesses the number of the inode.
+        let ino = hidden.ino.0;
+        let open = OpenRequest { ino, access: ACCESS_READ };
+        let guess = gateway.ask::<AttrReply>(&machine, user, Kind::Open, &open).await.unwrap_err();
+        assert_eq!(guess.errno, ESTALE, "{guess}");
+        let body = InodeRequest { ino };
+        for kind in [Kind::GetAttr, Kind::ListXattr, Kind::ReadLink, Kind::Lease] {
+            let guess = gateway.ask::<AttrReply>(&machine, user, kind, &body).await.unwrap_err();
+            assert_eq!(guess.errno, ESTALE, "{kind:?}: {guess}");
+        }
+        // Once the directory is open to it, the file is too. It takes no lease of a file before it opens it.
+        let open_to_all = SetAttrRequest { ino: root, mode: Some(0o711), ..SetAttrRequest::default() };
+        machine.client.set_attr(branch, open_to_all).await.unwrap();
+        gateway.lookup(&machine, user, "hidden").await.unwrap();
+        let lease = LeaseRequest { ino, exclusive: true, first: 0, last: u64::MAX };
+        let refused = gateway.send(&machine, user, Kind::Lease, lease.encode_to_vec(), Vec::new()).await;
+        assert_eq!(refused.unwrap_err().errno, EBADF);
+        gateway.open(&machine, user, hidden.ino, ACCESS_WRITE).await.unwrap();
+        assert!(gateway.send(&machine, user, Kind::Lease, lease.encode_to_vec(), Vec::new()).await.is_ok());
+        // A gateway asks for a user, and a mount for none.
+        for user in [0, 9] {
+            assert!(gateway.lookup(&machine, user, "hidden").await.is_err(), "user {user}");
+        }
+        gateway.send(&machine, 0, Kind::End, Vec::new(), Vec::new()).await.unwrap();
+        machine.stop().await;
+    });
+}
+
+#[test]
+fn set_id_bits_go_before_a_user_changes_a_file() {
+    on_machine(101, async |_, machine| {
+        let file = make(&machine.client, "program").await.unwrap();
+        let branch = penstock_base::Branch::MAIN;
+        let set_id = SetAttrRequest { ino: file.ino.0, mode: Some(0o6777), ..SetAttrRequest::default() };
+        machine.client.set_attr(branch, set_id).await.unwrap();
+        machine.client.sync_all().await.unwrap();
+        let gateway = Gateway::begin(&machine).await;
+        let user = gateway.name(&machine, 1000).await;
+        gateway.lookup(&machine, user, "program").await.unwrap();
+        let right = gateway.open(&machine, user, file.ino, ACCESS_READ | ACCESS_WRITE).await.unwrap();
+        let write = async || gateway.data(&machine, user, Kind::Write, write_of(file.ino, 0), right).await;
+        assert_eq!(write().await.unwrap_err().kind, ErrorKind::RefreshMap);
+        let drop_them = SetAttrRequest { ino: file.ino.0, drop_set_id: true, ..SetAttrRequest::default() };
+        let attr = gateway.ask::<AttrReply>(&machine, user, Kind::SetAttr, &drop_them).await.unwrap().attr;
+        assert_eq!(attr.unwrap().mode & 0o7777, 0o777);
+        write().await.unwrap();
+        let root = gateway.name(&machine, 0).await;
+        gateway.lookup(&machine, root, "program").await.unwrap();
+        gateway.send(&machine, 0, Kind::End, Vec::new(), Vec::new()).await.unwrap();
+        machine.stop().await;
+    });
+}

@@ -38,6 +38,8 @@ use tokio::sync::Notify;
 
 /// Most leases that are kept for files that are not open, in case they are opened again.
 const MOST_IDLE: usize = 4096;
+/// Most leases, and most files, that one request reports.
+const MOST_REPORTED: usize = 4096;
 const STAYS: &str = "a lease stays while it is used, waited for or revoked";
 
 /// A period in which no other client may change a file, or any file, and the service does not restart, which
@@ -410,6 +412,8 @@ impl Leases {
 
     /// A change of a file's size begins, which the service may tell to come again.
     pub(crate) fn wish(&self, file: FileId) -> Wish<'_> {
+        // An older wish that was given up must not take this one back.
+        self.resigned.borrow_mut().retain(|resigned| *resigned != file);
         Wish { leases: self, file: Some(file) }
     }
 
@@ -438,15 +442,27 @@ impl Leases {
         self.is_soiled.set(true);
     }
 
-    /// Takes the leases that were released and not reported to the service.
+    /// Takes leases that were released and not reported to the service, as many as one request may report.
     pub(crate) fn take_released(&self) -> Vec<ReleasedLease> {
-        self.released.take()
+        let mut released = self.released.borrow_mut();
+        let left = released.len().saturating_sub(MOST_REPORTED);
+        released.split_off(left)
+    }
+
+    /// True if there is more to report than one request may.
+    pub(crate) fn has_more_to_report(&self) -> bool {
+        !self.released.borrow().is_empty() || !self.resigned.borrow().is_empty()
     }
 
     /// Takes the files whose size nobody wants to change any more.
     pub(crate) fn take_resigned(&self) -> Vec<FileRef> {
-        let resigned = self.resigned.take();
-        resigned.into_iter().map(|file| FileRef { ino: file.ino.0, branch: file.branch.0 }).collect()
+        let mut resigned = self.resigned.borrow_mut();
+        let left = resigned.len().saturating_sub(MOST_REPORTED);
+        resigned
+            .split_off(left)
+            .into_iter()
+            .map(|file| FileRef { ino: file.ino.0, branch: file.branch.0 })
+            .collect()
     }
 
     /// The last number of the service's news that was seen.

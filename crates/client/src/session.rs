@@ -232,6 +232,7 @@ impl Session {
     /// Marks the session as ended by this client.
     pub(crate) fn close(&self) {
         self.is_closed.set(true);
+        self.end_waits();
     }
 
     /// True if this client has ended the session, or the service has.

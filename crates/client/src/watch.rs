@@ -26,7 +26,8 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
     while !session.is_over() {
         let (released, resigned) = (leases.take_released(), leases.take_resigned());
         let era = session.era();
-        let request = WatchRequest { wait: true, released, resigned, ..watch_request(&session) };
+        let wait = !leases.has_more_to_report();
+        let request = WatchRequest { wait, released, resigned, ..watch_request(&session) };
         let reply: WatchReply = match session.ask(Kind::Watch, Branch::MAIN, &request).await {
             Ok(reply) => reply,
             Err(failure) => {

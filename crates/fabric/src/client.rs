@@ -10,7 +10,7 @@ use crate::greeting::{
     CHALLENGE_BYTES, Challenge, Greeting, Proof, Token, WELCOME_HEAD_BYTES, Welcome, nonce,
 };
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
-use crate::{CONTROL, HANDSHAKE, REQUESTS, is_control};
+use crate::{BODY_BYTES, CONTROL, HANDSHAKE, REQUESTS, is_control};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::{Env, ErrorKind, LocalBoxFuture};
@@ -126,26 +126,32 @@ impl Remote {
 
     async fn reconnect(&self, first: Opened) {
         let (mut link, mut version) = first;
+        let mut pause = FIRST_PAUSE;
         loop {
             self.connected.set(true);
+            let begun = self.env.now();
             let why = self.run(&*link, version).await;
             self.connected.set(false);
             link.close();
             tracing::warn!(%why, "the connection to the service was lost; reconnecting");
-            let mut pause = FIRST_PAUSE;
+            if self.env.now() - begun > LONGEST_PAUSE {
+                // It was of use. Otherwise the pauses grow, also if every attempt to connect succeeds.
+                pause = FIRST_PAUSE;
+            }
             let mut told = false;
             (link, version) = loop {
                 // Random, so that the clients of a server do not reconnect all at the same time.
                 let part = self.env.random() % 1000;
                 self.env.sleep(pause / 2 + pause * part as u32 / 2000).await;
-                match open(&self.env, &*self.dial).await {
+                let opened = open(&self.env, &*self.dial).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                match opened {
                     Ok(opened) => break opened,
                     Err(why) if !std::mem::replace(&mut told, true) => {
                         tracing::warn!(%why, "the service cannot be reached; retrying until it can");
                     }
                     Err(_) => {}
                 }
-                pause = (pause * 2).min(LONGEST_PAUSE);
             };
             tracing::info!("connected again");
         }
@@ -313,6 +319,12 @@ impl Transport for Remote {
             let _permit = permits.acquire().await.map_err(|_| closed())?;
             if self.closed.get() {
                 return Err(closed());
+            }
+            if request.body.len() > BODY_BYTES {
+                // The server would close every connection over which it is sent.
+                let why =
+                    format!("the request has {} bytes, and at most {BODY_BYTES} fit", request.body.len());
+                return Err(Failure::new(ErrorKind::Invalid, why));
             }
             let number = self.next_number();
             request.header.request = number;

@@ -5,7 +5,9 @@ use crate::frame::{Outbox, Receiver};
 use crate::greeting::{Challenge, GREETING_BYTES, Greeting, PROOF_BYTES, Proof, Token, Welcome, nonce};
 use crate::link::{Link, Lost, receive, receive_exact, send, send_all};
 use crate::speakers::{Change, Newer, Speakers};
-use crate::{BYTES, CONNECTIONS, CONTROL, CONTROL_BYTES, HANDSHAKE, NEWCOMERS, REQUESTS, is_control};
+use crate::{
+    BODY_BYTES, BYTES, CONNECTIONS, CONTROL, CONTROL_BYTES, HANDSHAKE, NEWCOMERS, REQUESTS, is_control,
+};
 use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
@@ -267,7 +269,18 @@ impl Server {
             let why = format!("Hello: the connection is that of session {bound}");
             return Ok(Frame::reply(&hello.header, Err(Failure::new(ErrorKind::Denied, why))));
         }
-        let reply = self.service.serve(hello).await;
+        // In a task, because a connection that breaks must not stop the service in the middle of it.
+        let (done, answer) = tokio::sync::oneshot::channel();
+        let service = self.service.clone();
+        let header = hello.header;
+        let serve = async move {
+            // The connection may be gone.
+            let _ = done.send(service.serve(hello).await);
+        };
+        self.env.spawn("hello", Box::pin(serve));
+        let stopped =
+            |_| Frame::reply(&header, Err(Failure::new(ErrorKind::Internal, "the service stopped")));
+        let reply = answer.await.unwrap_or_else(stopped);
         if let Some(session) = session_of_hello(&reply) {
             assert!(bound == 0 || bound == session, "Hello with a session is about that one");
             connection.session.set(session);
@@ -329,7 +342,13 @@ impl Server {
 
 impl Connection {
     /// Sends a reply, and then gives the permits of its request back.
-    fn send(&self, reply: Frame, permits: (OwnedSemaphorePermit, OwnedSemaphorePermit)) {
+    fn send(&self, mut reply: Frame, permits: (OwnedSemaphorePermit, OwnedSemaphorePermit)) {
+        if reply.body.len() > BODY_BYTES {
+            // The client would close the connection, and ask again over the next one.
+            let why = format!("the reply has {} bytes, and at most {BODY_BYTES} fit", reply.body.len());
+            let request = Header { reply: false, ..reply.header };
+            reply = Frame::reply(&request, Err(Failure::new(ErrorKind::Internal, why)));
+        }
         self.outbox.borrow_mut().push(reply, Some(permits));
         self.wake.notify_one();
     }

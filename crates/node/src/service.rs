@@ -66,7 +66,7 @@ impl Service for ForOthers {
 /// Fails unless a request addresses what this release has: one target, one fileset with one branch, each in
 /// its first epoch, and one tenant; and unless it is of class client.
 fn check_object(header: &Header) -> Result<(), Failure> {
-    let Header { kind, object, epoch, branch, user, tenant, class, .. } = *header;
+    let Header { kind, object, epoch, branch, user, tenant, class, sequence, .. } = *header;
     let why = if object != kind.object() {
         format!("there is no {object}")
     } else if epoch != 0 {
@@ -77,6 +77,8 @@ fn check_object(header: &Header) -> Result<(), Failure> {
         format!("there is no tenant {tenant}")
     } else if class != Class::Client {
         format!("requests of class {class:?} are those of nodes")
+    } else if sequence != 0 && !kind.has_sequence() {
+        "it is no request that has a sequence".into()
     } else if user != 0 && kind.object() == Object::Session {
         "a request about the session is of no user".into()
     } else {
@@ -139,7 +141,8 @@ impl Node {
         if kind == Kind::Watch {
             return bytes(clients.watch(session, &request.body).await);
         }
-        // With a sequence, this is decided in its slot: a repeat must get the outcome that is kept.
+        // With a sequence, the metadata target decides this in the slot: a repeat must get the outcome that
+        // is kept.
         if joins(kind)
             && sequence == 0
             && let Err(failure) = clients.join(session)

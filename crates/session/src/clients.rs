@@ -346,6 +346,7 @@ impl Clients {
     /// with a lock that somebody else has by then.
     pub fn bar_session(&self, id: u64) -> Option<WriteSet> {
         let key = self.sessions.borrow_mut().bar(id)?;
+        self.change(|leases| leases.bar(id));
         self.wake(id);
         let mut writes = WriteSet::new();
         writes.delete(session_key(key));
@@ -383,6 +384,10 @@ impl Clients {
     /// opens; none if there is no such session.
     pub fn end_session(&self, id: u64) -> Option<BTreeMap<FileId, u64>> {
         let opens = self.sessions.borrow_mut().remove(id)?;
+        // Others may have waited for it before they could answer.
+        let waiting: Vec<u64> =
+            self.sessions.borrow().numbers().filter(|other| self.leases.borrow().holds_up(*other)).collect();
+        self.unanswered.borrow_mut().begin_anew(waiting.into_iter());
         self.change(|leases| leases.leave(id));
         assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
         let changed = self.locks.borrow_mut().end(id);
@@ -448,7 +453,8 @@ impl Clients {
         let calls = self.leases.borrow().oldest_calls();
         let sessions = self.sessions.borrow();
         let oldest = |(session, call): (u64, u64)| {
-            (session, Oldest { call, busy_since: sessions.busy_since(session) })
+            let waits = self.leases.borrow().holds_up(session);
+            (session, Oldest { call, busy_since: sessions.busy_since(session), waits })
         };
         let oldest: BTreeMap<u64, Oldest> = calls.into_iter().map(oldest).collect();
         let owed = self.unanswered.borrow_mut().look(self.env.now(), &oldest);
@@ -456,7 +462,10 @@ impl Clients {
             let limit = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
             limit.is_some_and(|limit| owed.get(&info.id).is_some_and(|owed| *owed > limit))
         };
-        let infos = sessions.infos(self.env.now()).into_iter().filter(overdue);
+        let infos: Vec<SessionInfo> = sessions.infos(self.env.now()).into_iter().filter(overdue).collect();
+        let overdue = infos.iter().map(|info| (info.id, oldest[&info.id])).collect();
+        let to_end = Unanswered::to_end(&overdue);
+        let infos = infos.into_iter().filter(|info| to_end.contains(&info.id));
         infos
             .map(|info| {
                 let Oldest { call, .. } = oldest[&info.id];
@@ -581,8 +590,9 @@ impl Clients {
         limit: Duration,
         is_connected: impl Fn(u64) -> bool,
     ) -> Vec<SessionInfo> {
-        let takes_part =
-            |info: &SessionInfo| self.leases.borrow().has_joined(info.id) && is_connected(info.id);
+        let takes_part = |info: &SessionInfo| {
+            self.leases.borrow().has_joined(info.id) && self.is_live(info.id) && is_connected(info.id)
+        };
         let asked: Vec<SessionInfo> = self.sessions().into_iter().filter(takes_part).collect();
         self.change(Leases::close);
         let leaving = |info: &SessionInfo| self.leases.borrow_mut().leaving(info.id).copied();
@@ -640,9 +650,6 @@ impl Clients {
     /// Lets a change of attributes be made. Otherwise fails with [`Failure::ask_again`]: a change of size
     /// waits until no other session caches the old state. The client will be told when to ask again.
     pub fn may_resize(&self, session: u64, branch: Branch, body: &[u8]) -> Result<(), Failure> {
-        if !self.are_shared() {
-            return Ok(());
-        }
         let request = SetAttrRequest::decode(body).map_err(refused)?;
         if request.size.is_none() || request.grow {
             return Ok(());
@@ -673,6 +680,7 @@ impl Clients {
             request.answered.clear();
             request.failed.clear();
             request.released.clear();
+            request.resigned.clear();
         }
         self.change(|leases| {
             for released in &request.released {

@@ -49,6 +49,8 @@ pub(crate) use waiting::MOST_WAITING;
 use waiting::{Waiting, Wanted};
 
 const EIO: u16 = 5;
+/// Most calls and news in one reply: some 200 KiB.
+const MOST_AT_ONCE: usize = 4096;
 
 /// Answer to a request that may have to wait for other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +83,8 @@ pub(crate) struct Leases {
     /// Last number given to a grant or a revocation.
     last: u64,
     waiting: Waiting,
+    /// Sessions that have ended for their clients, and keep what they hold until their last writes are over.
+    barred: BTreeSet<u64>,
     /// By session.
     news: BTreeMap<u64, News>,
     /// Sessions with news or calls that their Watch requests have not been woken for.
@@ -273,9 +277,16 @@ impl Leases {
         );
     }
 
+    /// A session has ended for its client. It keeps what it holds until it leaves, and gets nothing more.
+    pub(crate) fn bar(&mut self, session: u64) {
+        self.barred.insert(session);
+        self.waiting.end(session).into_iter().for_each(|file| self.serve_waiting(file));
+    }
+
     /// A session caches nothing any more. Unless it has ended, it may join again.
     pub(crate) fn leave(&mut self, session: u64) {
         self.joined.remove(&session);
+        self.barred.remove(&session);
         self.news.remove(&session);
         self.told.remove(&session);
         if self.alone == Some(session) {
@@ -321,17 +332,24 @@ impl Leases {
             self.end_want(session, file, exclusive, grant);
             return Asked::Now(grant);
         }
-        if !self.waiting.has_room(session) {
+        if !self.has_room(session) {
             return Asked::TooMany;
         }
         self.waiting.want(file, Wanted { session, exclusive });
         Asked::Waits
     }
 
+    /// True if one more request of a session may wait. News that it has not taken count too.
+    fn has_room(&self, session: u64) -> bool {
+        let news = self.news.get(&session).map_or(0, News::len);
+        self.waiting.has_room(session, news)
+    }
+
     /// False if a session gets no lease at all: another one owes everything, or it has left, or the service
     /// stops and this one has given up everything.
     fn may_get_leases(&self, session: u64) -> bool {
         self.joined.contains(&session)
+            && !self.barred.contains(&session)
             && self.may_have_leases(session)
             && !self.owes_everything(|other| other != session)
     }
@@ -400,7 +418,7 @@ impl Leases {
 
     /// Lets a session change a file's size, or notes that it waits to do so.
     pub(crate) fn ask_to_resize(&mut self, session: u64, file: FileId) -> Asked<()> {
-        if !self.waiting.has_room(session) {
+        if !self.has_room(session) {
             return Asked::TooMany;
         }
         let waited = self.waiting.resizes(file, session);
@@ -480,7 +498,7 @@ impl Leases {
         if self.waiting.has_ticket(session, ticket) {
             return Asked::Waits;
         }
-        if !self.waiting.has_room(session) {
+        if !self.has_room(session) {
             return Asked::TooMany;
         }
         self.waiting.begin_ticket(session, ticket, others.len());
@@ -586,9 +604,20 @@ impl Leases {
         self.held.iter().filter(|(_, holders)| is_exclusive(holders)).map(|(file, _)| *file).collect()
     }
 
+    /// True if a session waits for others with something that may hold up its own answers.
+    pub(crate) fn holds_up(&self, session: u64) -> bool {
+        self.waiting.holds_up(session)
+    }
+
     /// The number of the oldest call to each session that is not answered.
     pub(crate) fn oldest_calls(&self) -> BTreeMap<u64, u64> {
         self.calls.oldest()
+    }
+
+    /// True if a request of anybody is noted that waits.
+    #[cfg(test)]
+    pub(crate) fn is_anything_noted(&self) -> bool {
+        self.waiting.is_anything_noted()
     }
 
     /// True if several sessions take part.
@@ -599,6 +628,19 @@ impl Leases {
     /// Notes that a session may try again to lock byte ranges of an inode.
     pub(crate) fn note_unlocked(&mut self, session: u64, file: FileId) {
         self.tell(session, |news, number| news.unlock(number, file));
+    }
+
+    /// The number up to which calls and news of a session fit in one reply. The rest comes with the next one,
+    /// so what the session reports as seen is all that it was sent.
+    fn part(&self, session: u64, seen: u64) -> u64 {
+        let news = self.news.get(&session).map(|news| news.numbers().collect()).unwrap_or_default();
+        let mut numbers: Vec<u64> = news;
+        // No more can count, as the news are not in order.
+        numbers.extend(self.calls.numbers_of(session, seen).take(MOST_AT_ONCE + 1));
+        if numbers.len() <= MOST_AT_ONCE {
+            return u64::MAX;
+        }
+        *numbers.select_nth_unstable(MOST_AT_ONCE - 1).1
     }
 
     /// News for a session; none if there are none.
@@ -613,11 +655,15 @@ impl Leases {
             let FileId { branch, ino } = call.file.unwrap_or(FileId::of_numbers(0, 0));
             LeaseCall { number, ino: ino.0, is_sync: call.is_sync, grant: call.grant, branch: branch.0 }
         };
-        let calls: Vec<LeaseCall> = self.calls.send(session, request.seen).into_iter().map(call).collect();
-        let mut reply = WatchReply::default();
         if let Some(news) = self.news.get_mut(&session) {
             news.seen(request.seen);
-            reply = news.reply();
+        }
+        let upto = self.part(session, request.seen);
+        let calls: Vec<LeaseCall> =
+            self.calls.send(session, request.seen, upto).into_iter().map(call).collect();
+        let mut reply = WatchReply::default();
+        if let Some(news) = self.news.get_mut(&session) {
+            reply = news.reply(upto);
             if news.is_empty() {
                 self.news.remove(&session);
             }

@@ -240,9 +240,9 @@ impl Sessions {
         self.live.get(&id).filter(|session| !session.is_barred).map(|session| session.key)
     }
 
-    /// A session ends for its client. Returns its name; none if there is no such session.
+    /// A session ends for its client. Returns its name; none if there is no such session, or it is leaving.
     pub(crate) fn bar(&mut self, id: u64) -> Option<Id128> {
-        let session = self.live.get_mut(&id)?;
+        let session = self.live.get_mut(&id).filter(|session| !session.is_leaving)?;
         session.is_barred = true;
         Some(session.key)
     }

@@ -4,6 +4,11 @@
 //! service for its answer: it syncs what it has cached. So no time counts while the service has been
 //! executing one of its requests for long.
 //!
+//! A client may also need the answer of another one before it can give its own. Only the one on which the
+//! others wait must end. So no time counts for a session that waits itself while there is another one that
+//! has owed an answer since the last look and does not wait. If all wait, they wait for each other, and one
+//! of them ends: that with the oldest call.
+//!
 //! Owns no calls and no sessions: it compares what it is shown from time to time. The time of a call is known
 //! only up to the interval between two looks.
 
@@ -17,6 +22,8 @@ pub(crate) struct Oldest {
     pub(crate) call: u64,
     /// Time at which the oldest request of the session began that is being executed; none if there is none.
     pub(crate) busy_since: Option<Duration>,
+    /// True if the session waits for others with something that may hold up its answer.
+    pub(crate) waits: bool,
 }
 
 /// The oldest call of each session that owes an answer, and the time since when it has had the means to give
@@ -29,12 +36,35 @@ pub(crate) struct Unanswered {
 }
 
 impl Unanswered {
+    /// The time of these sessions begins anew: another one, for which they may have waited, has ended.
+    pub(crate) fn begin_anew(&mut self, sessions: impl Iterator<Item = u64>) {
+        for session in sessions {
+            self.since.remove(&session);
+        }
+    }
+
+    /// Those of the sessions that are overdue which must end: all that wait for nobody, else the one with the
+    /// oldest call.
+    pub(crate) fn to_end(overdue: &BTreeMap<u64, Oldest>) -> Vec<u64> {
+        let culprits: Vec<u64> =
+            overdue.iter().filter(|(_, one)| !one.waits).map(|(session, _)| *session).collect();
+        if !culprits.is_empty() {
+            return culprits;
+        }
+        overdue.iter().min_by_key(|(_, one)| one.call).map(|(session, _)| *session).into_iter().collect()
+    }
+
     /// Takes in the sessions that owe an answer now. Returns how long each has owed the same one.
     pub(crate) fn look(&mut self, now: Duration, oldest: &BTreeMap<u64, Oldest>) -> BTreeMap<u64, Duration> {
         let looked = std::mem::replace(&mut self.looked, now);
         let known = std::mem::take(&mut self.since);
-        for (session, Oldest { call, busy_since }) in oldest {
-            let is_held_up = busy_since.is_some_and(|since| since <= looked);
+        // One that has just been called is not stuck: it will answer.
+        let is_stuck = |(session, one): (&u64, &Oldest)| {
+            !one.waits && known.get(session).is_some_and(|(call, _)| *call == one.call)
+        };
+        let is_another_stuck = oldest.iter().any(is_stuck);
+        for (session, Oldest { call, busy_since, waits }) in oldest {
+            let is_held_up = busy_since.is_some_and(|since| since <= looked) || *waits && is_another_stuck;
             let since = match known.get(session) {
                 Some((same, since)) if same == call && !is_held_up => *since,
                 _ => now,
@@ -52,7 +82,7 @@ mod tests {
 
     /// Looks once at a session that owes this call. Returns how long it has owed it, in seconds.
     fn look(unanswered: &mut Unanswered, now: u64, call: u64, busy_since: Option<u64>) -> u64 {
-        let oldest = Oldest { call, busy_since: busy_since.map(Duration::from_secs) };
+        let oldest = Oldest { call, busy_since: busy_since.map(Duration::from_secs), waits: false };
         unanswered.look(Duration::from_secs(now), &BTreeMap::from([(7, oldest)]))[&7].as_secs()
     }
 
@@ -74,5 +104,46 @@ mod tests {
         assert_eq!(look(&mut unanswered, 106, 5, Some(105)), 6, "it began since the last look");
         assert_eq!(look(&mut unanswered, 112, 5, Some(105)), 0, "it is held up");
         assert_eq!(look(&mut unanswered, 118, 5, Some(117)), 6);
+    }
+
+    fn owes(call: u64, waits: bool) -> Oldest {
+        Oldest { call, busy_since: None, waits }
+    }
+
+    /// Regression: a session that could not answer before another one did ended together with it.
+    #[test]
+    fn no_time_counts_for_a_session_that_waits_for_the_one_that_must_end() {
+        let mut unanswered = Unanswered::default();
+        let both = BTreeMap::from([(7, owes(5, true)), (8, owes(6, false))]);
+        for now in [100, 106, 112] {
+            let owed = unanswered.look(Duration::from_secs(now), &both);
+            assert_eq!((owed[&7].as_secs(), owed[&8].as_secs()), (0, now - 100));
+        }
+        // One that answers, and is called again, is no reason.
+        for (now, call) in [(200, 20), (206, 21), (212, 22)] {
+            let others = BTreeMap::from([(7, owes(15, true)), (8, owes(call, false))]);
+            let owed = unanswered.look(Duration::from_secs(now), &others);
+            assert_eq!((owed[&7].as_secs(), owed[&8].as_secs()), (now - 200, 0));
+        }
+        for now in [300, 306] {
+            unanswered.look(Duration::from_secs(now), &both);
+        }
+        assert_eq!(Unanswered::to_end(&both), [8]);
+        // The other one is gone, and it has its time.
+        let alone = BTreeMap::from([(7, owes(5, true))]);
+        assert_eq!(unanswered.look(Duration::from_secs(312), &alone)[&7].as_secs(), 6);
+        unanswered.begin_anew([7].into_iter());
+        assert_eq!(unanswered.look(Duration::from_secs(318), &alone)[&7].as_secs(), 0);
+    }
+
+    #[test]
+    fn of_sessions_that_wait_for_each_other_one_ends() {
+        let mut unanswered = Unanswered::default();
+        let all = BTreeMap::from([(7, owes(6, true)), (8, owes(5, true))]);
+        unanswered.look(Duration::from_secs(100), &all);
+        let owed = unanswered.look(Duration::from_secs(106), &all);
+        assert_eq!((owed[&7].as_secs(), owed[&8].as_secs()), (6, 6));
+        assert_eq!(Unanswered::to_end(&all), [8], "its call is the older one");
+        assert!(Unanswered::to_end(&BTreeMap::new()).is_empty());
     }
 }

@@ -129,6 +129,23 @@ impl Kind {
         }
     }
 
+    /// True for a kind whose requests must be executed once, and have a sequence.
+    pub fn has_sequence(self) -> bool {
+        matches!(
+            self,
+            Self::SetAttr
+                | Self::Make
+                | Self::Link
+                | Self::Unlink
+                | Self::Rename
+                | Self::Open
+                | Self::Close
+                | Self::SetXattr
+                | Self::RemoveXattr
+                | Self::Lock
+        )
+    }
+
     /// True for a kind that has a number and no meaning yet. Services reject it with an error that names it.
     pub fn is_reserved(self) -> bool {
         matches!(self, Self::FetchStrip | Self::PlaceStrip)

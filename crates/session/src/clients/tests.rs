@@ -10,6 +10,8 @@ fn id(ino: u64) -> FileId {
 }
 
 mod model;
+mod users;
+mod waits;
 
 const GENERATION: u64 = 4;
 const FIRST: u64 = 1;
@@ -641,103 +643,6 @@ fn a_stop_names_the_sessions_that_did_not_give_up_everything() {
     }
 }
 
-/// Regression: each answer woke everything that waited for any client.
-#[test]
-fn news_wake_the_watch_of_their_session_only() {
-    with_two_clients(async |bench| {
-        bench.join_both().await;
-        bench.clients.begin_session(key_of(3), local(3), &mut WriteSet::new());
-        bench.asker().join(3).await.unwrap();
-        let watch = |session| {
-            let (clients, seen) = (bench.clients.clone(), bench.asker().news(session).again);
-            let request =
-                WatchRequest { generation: GENERATION, wait: true, seen, ..WatchRequest::default() };
-            bench.start(async move { clients.watch(session, &request.encode_to_vec()).await })
-        };
-        let watches = [FIRST, SECOND, 3].map(watch);
-        bench.pause().await;
-        let answered = || watches.iter().map(|watch| watch.borrow().is_some()).collect::<Vec<_>>();
-        assert_eq!(answered(), [false, false, false]);
-        bench.grant(FIRST, true).await.unwrap();
-        bench.pause().await;
-        assert_eq!(answered(), [false, false, false], "a lease is in the reply to its request");
-        let _second = bench.start_grant(SECOND);
-        bench.pause().await;
-        assert_eq!(answered(), [true, false, false], "it is called");
-        bench.answer_all(FIRST).await;
-        bench.pause().await;
-        assert_eq!(answered(), [true, true, false], "the lease has come");
-        bench.clients.stop();
-        bench.pause().await;
-        assert_eq!(answered(), [true, true, true]);
-        assert_eq!(watches[2].take().unwrap().unwrap_err().kind, ErrorKind::Ended);
-    });
-}
-
-#[test]
-fn a_gateway_asks_for_users_that_it_has_named_and_a_mount_for_none() {
-    with_two_clients(async |bench| {
-        let clients = &bench.clients;
-        let gateway = SessionRow { role: Role::Gateway, ..far(5) };
-        clients.begin_session(key_of(5), gateway, &mut WriteSet::new());
-        let named = UserRequest { uid: 1000, gid: 100, groups: vec![7] };
-        assert_eq!(clients.add_user(5, named.clone()), Ok(1));
-        assert_eq!(clients.add_user(FIRST, named.clone()).unwrap_err().kind, ErrorKind::Invalid);
-        assert_eq!(clients.add_user(99, named).unwrap_err().kind, ErrorKind::Ended);
-        let check = |session, kind, user| {
-            let header = Header { session, user, ..Header::request(kind) };
-            clients.check_user(&header).map_err(|failure| failure.kind)
-        };
-        // Columns: session, kind and user, and the outcome.
-        for (session, kind, user, outcome) in [
-            (FIRST, Kind::Lookup, 0, Ok(())),
-            (FIRST, Kind::Lookup, 1, Err(ErrorKind::Invalid)),
-            (FIRST, Kind::Read, 1, Err(ErrorKind::Invalid)),
-            (5, Kind::Lookup, 0, Err(ErrorKind::Invalid)),
-            (5, Kind::Read, 0, Err(ErrorKind::Invalid)),
-            (5, Kind::Ping, 0, Ok(())),
-            (5, Kind::StatFs, 0, Ok(())),
-            (5, Kind::Lookup, 1, Ok(())),
-            (5, Kind::Lookup, 2, Err(ErrorKind::RefreshMap)),
-            (99, Kind::Lookup, 1, Err(ErrorKind::Ended)),
-        ] {
-            assert_eq!(check(session, kind, user), outcome, "{session} {kind:?} {user}");
-        }
-        let who = |session, user| Request { session, user, ..who(session, 0) };
-        assert_eq!(clients.user(who(FIRST, 0)), Ok(None));
-        assert_eq!(clients.user(who(5, 1)).unwrap().unwrap().uid, 1000);
-        assert!(clients.user(who(5, 2)).is_err() && clients.user(who(99, 1)).is_err());
-        // It reaches inodes one by one; a mount has its kernel for that.
-        assert!(clients.has_reached(who(FIRST, 0), INO) && !clients.has_reached(who(5, 1), INO));
-        clients.reach(who(5, 1), INO);
-        clients.reach(who(FIRST, 0), INO);
-        assert!(clients.has_reached(who(5, 1), INO) && !clients.has_reached(who(5, 1), id(8)));
-        assert!(!clients.has_open(5, INO) && clients.open(5, INO) && clients.has_open(5, INO));
-        clients.end_session(5).unwrap();
-        assert!(!clients.has_reached(who(5, 1), INO) && !clients.has_open(5, INO));
-    });
-}
-
-#[test]
-fn a_gateway_has_its_role_and_users_again_after_a_restart() {
-    with_two_clients(async |bench| {
-        let gateway = SessionRow { role: Role::Gateway, ..far(5) };
-        let mut writes = WriteSet::new();
-        bench.clients.begin_session(key_of(5), gateway, &mut writes);
-        bench.kv.commit(writes).await.unwrap();
-        let named = UserRequest { uid: 1000, gid: 100, groups: vec![] };
-        assert_eq!(bench.clients.add_user(5, named.clone()), Ok(1));
-        let later = Clients::load(&bench.env, &*bench.kv, GENERATION + 1).await.unwrap();
-        let info = |clients: &Clients| {
-            let info = clients.sessions().into_iter().find(|info| info.id == 5).unwrap();
-            (info.role, info.users)
-        };
-        assert_eq!(info(&bench.clients), (Role::Gateway, 1));
-        assert_eq!(info(&later), (Role::Gateway, 0), "users are named to each start");
-        assert_eq!(later.add_user(5, named), Ok(1));
-    });
-}
-
 #[test]
 fn a_session_goes_on_by_its_number_and_name() {
     with_two_clients(async |bench| {
@@ -884,74 +789,4 @@ fn after_a_restart(sessions: &[u64], test: impl AsyncFnOnce(&Bench)) {
     });
     world.destroy();
     outcome.unwrap();
-}
-
-/// Both sessions owe an answer after a restart; the first one's kernel drops its pages only after a request
-/// that needs a lease (`Leaving::Called` says that).
-#[test]
-fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
-    after_a_restart(&[FIRST, SECOND], async |bench| {
-        let clients = &bench.clients;
-        // The second client's request comes before its answer.
-        clients.join(SECOND).unwrap();
-        let second = bench.start_grant(SECOND);
-        bench.pause().await;
-        bench.answer_all(SECOND).await;
-        // The first one needs the lease to give up everything.
-        clients.join(FIRST).unwrap();
-        let first = bench.start_grant(FIRST);
-        bench.env.sleep(Duration::from_secs(60)).await;
-        assert!(second.borrow().is_none());
-        assert!(first.borrow().is_some(), "it owes an answer and waits behind who waits for the answer");
-    });
-}
-
-/// The same without a restart: the second session leaves and joins again inside the turn.
-#[test]
-fn a_lease_that_an_answer_needs_waits_for_no_session_that_joins_again() {
-    with_two_clients(async |bench| {
-        let second = bench.leave_while_waiting().await;
-        // It answers the revocation of the file. Alone for a moment, it is asked to give up everything; for
-        // that it needs a lease.
-        bench.answer_all(FIRST).await;
-        bench.pause().await;
-        let first = bench.start_grant(FIRST);
-        bench.env.sleep(Duration::from_secs(60)).await;
-        assert!(first.borrow().is_some() || second.borrow().is_some(), "both wait for each other");
-    });
-}
-
-/// Regression: a failure of one client was forgotten while the request waited for another one, which is slow.
-#[test]
-fn a_failed_sync_is_not_forgotten_while_another_is_waited_for() {
-    const THIRD: u64 = 3;
-    after_a_restart(&[FIRST, SECOND, THIRD], async |bench| {
-        let clients = &bench.clients;
-        let sync = |ino: u64| {
-            let asker = bench.asker();
-            bench.start(async move { asker.sync(SECOND, id(ino)).await })
-        };
-        clients.join(SECOND).unwrap();
-        // The third one cannot sync any file, as on a full store. It answers each request at once.
-        let fail = async || {
-            let calls = bench.calls(THIRD).await;
-            let syncs = calls.iter().filter(|call| call.is_sync).map(|call| call.number);
-            for number in syncs.collect::<Vec<_>>() {
-                let failed = vec![FailedSync { number, errno: 28 }];
-                let answered = vec![number];
-                let request =
-                    WatchRequest { generation: GENERATION, failed, answered, ..WatchRequest::default() };
-                clients.watch(THIRD, &request.encode_to_vec()).await.unwrap();
-            }
-        };
-        let all: Vec<_> = (0..1025).map(|ino| sync(100 + ino)).collect();
-        bench.pause().await;
-        fail().await;
-        // The first one was slow.
-        bench.answer_all(FIRST).await;
-        bench.pause().await;
-        let results: Vec<_> = all.iter().map(|one| one.take().unwrap() == Ok(28)).collect();
-        let hidden = results.iter().filter(|failed| !**failed).count();
-        assert_eq!(hidden, 0, "requests that succeeded although the third client failed");
-    });
 }

@@ -99,7 +99,8 @@ impl Calls {
         numbers.into_iter().filter_map(|number| self.remove(session, number)).collect()
     }
 
-    fn numbers_of(&self, session: u64, after: u64) -> impl Iterator<Item = u64> {
+    /// The numbers of the calls to a session after a number, in order.
+    pub(super) fn numbers_of(&self, session: u64, after: u64) -> impl Iterator<Item = u64> {
         let range = (Bound::Excluded((session, after)), Bound::Included((session, u64::MAX)));
         self.by_session.range(range).map(|(_, number)| *number)
     }
@@ -141,9 +142,10 @@ impl Calls {
         self.by_session.iter().rev().copied().collect()
     }
 
-    /// Returns the calls to a session after a number, which count as sent.
-    pub(super) fn send(&mut self, session: u64, after: u64) -> Vec<(u64, Call)> {
-        let numbers: Vec<u64> = self.numbers_of(session, after).collect();
+    /// Returns the calls to a session after a number and up to another one, which count as sent.
+    pub(super) fn send(&mut self, session: u64, after: u64, upto: u64) -> Vec<(u64, Call)> {
+        let numbers: Vec<u64> =
+            self.numbers_of(session, after).take_while(|number| *number <= upto).collect();
         let mut send = |number: u64| {
             let call = self.all.get_mut(&number).expect("listed calls are kept");
             call.sent = true;

@@ -49,34 +49,45 @@ impl News {
         self.again = self.again.filter(|number| *number > upto);
     }
 
+    /// The number of items.
+    pub(super) fn len(&self) -> usize {
+        self.granted.len() + self.synced.len() + self.unlocked.len()
+    }
+
+    /// The numbers of all items.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        let unlocked = self.unlocked.values().copied();
+        self.granted.keys().chain(self.synced.keys()).copied().chain(unlocked).chain(self.again)
+    }
+
     /// True if there is nothing to tell.
     pub(super) fn is_empty(&self) -> bool {
         self.granted.is_empty() && self.synced.is_empty() && self.unlocked.is_empty() && self.again.is_none()
     }
 
-    /// The reply with all of it.
-    pub(super) fn reply(&self) -> WatchReply {
-        let granted = self.granted.iter().map(|(grant, (file, exclusive))| Granted {
+    /// The reply with everything up to this number.
+    pub(super) fn reply(&self, upto: u64) -> WatchReply {
+        let granted = self.granted.range(..=upto).map(|(grant, (file, exclusive))| Granted {
             grant: *grant,
             ino: file.ino.0,
             branch: file.branch.0,
             exclusive: *exclusive,
         });
-        let synced = self.synced.iter().map(|(number, (ticket, errno))| Synced {
+        let synced = self.synced.range(..=upto).map(|(number, (ticket, errno))| Synced {
             number: *number,
             ticket: *ticket,
             errno: (*errno).into(),
         });
-        let unlocked = self.unlocked.iter().map(|(file, number)| Unlocked {
-            ino: file.ino.0,
-            branch: file.branch.0,
-            number: *number,
-        });
+        let unlocked = self
+            .unlocked
+            .iter()
+            .filter(|(_, number)| **number <= upto)
+            .map(|(file, number)| Unlocked { ino: file.ino.0, branch: file.branch.0, number: *number });
         WatchReply {
             granted: granted.collect(),
             synced: synced.collect(),
             unlocked: unlocked.collect(),
-            again: self.again.unwrap_or_default(),
+            again: self.again.filter(|number| *number <= upto).unwrap_or_default(),
             ..WatchReply::default()
         }
     }
@@ -97,7 +108,7 @@ mod tests {
         news.again(7);
         news.again(8);
         let told = |news: &News| {
-            let reply = news.reply();
+            let reply = news.reply(u64::MAX);
             let unlocked: Vec<u64> = reply.unlocked.iter().map(|unlocked| unlocked.number).collect();
             (reply.granted.len(), reply.synced.len(), unlocked, reply.again)
         };
@@ -112,6 +123,7 @@ mod tests {
         ] {
             news.seen(seen);
             assert_eq!(told(&news), left, "{seen} is seen");
+            assert!(news.numbers().all(|number| number > seen) && news.reply(seen) == WatchReply::default());
             assert!(!news.is_empty());
         }
         news.seen(u64::MAX);

@@ -42,9 +42,9 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// True if a session may wait for one thing more.
-    pub(super) fn has_room(&self, session: u64) -> bool {
-        self.counts.get(&session).is_none_or(|count| *count < MOST_WAITING)
+    /// True if a session may wait for one thing more, beside this many outcomes that it has not taken.
+    pub(super) fn has_room(&self, session: u64, outcomes: usize) -> bool {
+        self.counts.get(&session).copied().unwrap_or(0) + outcomes < MOST_WAITING
     }
 
     fn count(&mut self, session: u64) {
@@ -176,6 +176,19 @@ impl Waiting {
         Some(errno)
     }
 
+    /// True if any request waits, except to take part.
+    #[cfg(test)]
+    pub(super) fn is_anything_noted(&self) -> bool {
+        let nothing = self.leases.is_empty() && self.resizing.is_empty() && self.tickets.is_empty();
+        !nothing || !self.counts.is_empty()
+    }
+
+    /// True if a session waits for others with something that may hold up its own answers: its kernel keeps
+    /// pages back during a change of size, and a lease is in use while attributes are asked for.
+    pub(super) fn holds_up(&self, session: u64) -> bool {
+        self.resizes_any(session) || self.tickets.range((session, 0)..=(session, u64::MAX)).next().is_some()
+    }
+
     /// A session waits for nothing any more. Returns the files for which it did.
     pub(super) fn end(&mut self, session: u64) -> BTreeSet<FileId> {
         let wants = |queue: &VecDeque<Wanted>| queue.iter().any(|wanted| wanted.session == session);
@@ -233,17 +246,17 @@ mod tests {
     fn what_a_session_waits_for_is_bounded_and_ends_with_it() {
         let mut waiting = Waiting::default();
         for number in 0..MOST_WAITING as u64 {
-            assert!(waiting.has_room(1));
+            assert!(waiting.has_room(1, 0));
             match number % 3 {
                 0 => waiting.want(FileId::of_numbers(0, number), Wanted { session: 1, exclusive: true }),
                 1 => waiting.resize(FileId::of_numbers(0, number), 1),
                 _ => waiting.begin_ticket(1, number, 1),
             }
         }
-        assert!(!waiting.has_room(1) && waiting.has_room(2));
+        assert!(!waiting.has_room(1, 0) && waiting.has_room(2, 0));
         waiting.join(1);
         waiting.end(1);
-        assert!(waiting.has_room(1) && waiting.take_joining().is_empty());
+        assert!(waiting.has_room(1, 0) && waiting.take_joining().is_empty());
         assert!(waiting.tickets.is_empty() && waiting.resizing.is_empty() && waiting.leases.is_empty());
     }
 }

@@ -11,7 +11,8 @@ use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
 use penstock_wire::metadata::{
     HelloReply, HelloRequest, InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest,
-    MakeRequest, NameRequest, OpenCount, PingRequest, RenameRequest, SetAttrRequest, XattrRequest,
+    MakeRequest, NameRequest, OpenCount, PingRequest, ReleasedLease, RenameRequest, SetAttrRequest,
+    WatchRequest, XattrRequest,
 };
 use penstock_wire::{Frame, Kind, SLOTS, Service, Transport, Version, session_of_hello};
 use prost::Message;
@@ -634,6 +635,46 @@ fn a_client_that_pings_and_never_answers_loses_its_session() {
         let (waited, ()) = tokio::join!(another, pings);
         assert!(waited > lease && waited < lease * 2, "{waited:?}");
         assert_eq!(machine.node.session_reports().len(), 1, "its session has ended");
+        machine.stop().await;
+    });
+}
+
+/// Regression: a session gave back more leases than one message can name, sent them over one connection after
+/// the other, and was not heard any more.
+#[test]
+fn a_message_that_is_too_long_fails_and_breaks_no_connection() {
+    on_machine(94, async |_, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        let released =
+            (0..110_000).map(|ino| ReleasedLease { ino: 1_000_000 + ino, branch: 0, grant: ino }).collect();
+        let watch = WatchRequest { released, ..WatchRequest::default() }.encode_to_vec();
+        let watched = remote.call(request_of(client.session(), 0, Kind::Watch, watch)).await;
+        assert_eq!(watched.unwrap_err().kind, ErrorKind::Invalid);
+        assert_eq!(way.links.borrow().len(), 1, "the connection lives");
+        client.close().await.unwrap();
+        remote.close();
+        machine.stop().await;
+    });
+}
+
+/// Regression: a request of the data path with a sequence was carried out before its session took part.
+#[test]
+fn only_requests_that_have_one_may_have_a_sequence() {
+    on_machine(95, async |_, machine| {
+        let file = make(&machine.client, "file").await.unwrap();
+        machine.client.write(file, 0, &[1; 4096]).await.unwrap();
+        machine.env.sleep(Duration::from_secs(1)).await;
+        let session = session(&machine).await;
+        let block = Buf::copy_from(&[2; BLOCK_BYTES]);
+        let at = ChunkRef { ino: file.ino, chunk: 0, block: 0, count: 1, truncations: 0 };
+        let body = encode_write(&at, &crc32c_blocks(&block));
+        let mut write = Frame::request(Kind::Write, body, vec![block]);
+        (write.header.session, write.header.sequence) = (session, SLOTS);
+        let refused = machine.node.serve(write, true).await.into_result().unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Invalid, "{refused}");
+        assert_eq!(read(&machine.client, file).await, [1; 4096]);
+        machine.node.end_session(session).await.unwrap();
         machine.stop().await;
     });
 }

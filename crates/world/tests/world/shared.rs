@@ -1537,3 +1537,45 @@ fn a_truncation_after_a_restart_waits_for_a_client_that_truncates_another_file()
         machine.stop().await;
     });
 }
+
+/// Regression: a program of one mount truncated a file, for which the service waited for another mount that
+/// had died. Its own mount could not answer a call meanwhile, and lost its session with the dead one.
+#[test]
+fn who_waits_for_a_dead_client_does_not_end_with_it() {
+    for seed in 4200..4204 {
+        on_machine(seed, async |_, machine| {
+            machine.env.sleep(Duration::from_millis((seed - 4200) * 1400)).await;
+            let (way, other_way) = (Way::new(&machine), Way::new(&machine));
+            let file = make(&machine.client, "file").await.unwrap();
+            machine.client.write(file, 0, &[1; 8192]).await.unwrap();
+            machine.client.release(file).await.unwrap();
+            machine.client.leave().await.unwrap();
+            let (one, one_remote) = join(&machine, &way).await;
+            let one_pages = Pages::of(&one, &machine.world);
+            open(&one, "file").await;
+            let (other, other_remote) = join(&machine, &other_way).await;
+            let other_pages = Pages::of(&other, &machine.world);
+            open(&other, "file").await;
+            one_pages.read(&one, file, 8192).await;
+            other_pages.read(&other, file, 8192).await;
+            // The kernel of the first one has begun to truncate, and drops no page until it has the answer.
+            one_pages.resizing.set(true);
+            let writing = other.clone();
+            machine.env.spawn("write", Box::pin(async move { drop(writing.write(file, 0, b"new").await) }));
+            machine.env.sleep(Duration::from_millis(20)).await;
+            drop(other_way.server.borrow_mut().take());
+            other_way.links.borrow().iter().for_each(|link| link.cut());
+            let change = SetAttrRequest { ino: file.ino.0, size: Some(8000), ..Default::default() };
+            let hold = one.hold_to_set(Branch::MAIN, &change).await.unwrap();
+            let done = hold.set_attr(change).await;
+            assert!(done.is_ok(), "seed {seed}: it waited for the other one only: {done:?}");
+            one_pages.resizing.set(false);
+            one_pages.resized.notify_waiters();
+            drop(hold);
+            machine.env.sleep(penstock_session::LEASE * 2).await;
+            assert!(!one.has_ended(), "seed {seed}");
+            one.close().await.unwrap();
+            [one_remote, other_remote].iter().for_each(|remote| remote.close());
+        });
+    }
+}

@@ -161,6 +161,8 @@ fn model(seed: u64) -> (u64, u64) {
         };
         if !closed {
             assert_eq!(waiting(), [], "seed {seed}: {:?}", clients.leases.borrow());
+            let noted = clients.leases.borrow().is_anything_noted();
+            assert!(!noted, "seed {seed}: somebody waits for nothing: {:?}", clients.leases.borrow());
         }
         clients.stop();
         env.sleep(Duration::from_secs(1)).await;

@@ -1,0 +1,67 @@
+//! Gateways and their users.
+
+use super::*;
+
+#[test]
+fn a_gateway_asks_for_users_that_it_has_named_and_a_mount_for_none() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        let gateway = SessionRow { role: Role::Gateway, ..far(5) };
+        clients.begin_session(key_of(5), gateway, &mut WriteSet::new());
+        let named = UserRequest { uid: 1000, gid: 100, groups: vec![7] };
+        assert_eq!(clients.add_user(5, named.clone()), Ok(1));
+        assert_eq!(clients.add_user(FIRST, named.clone()).unwrap_err().kind, ErrorKind::Invalid);
+        assert_eq!(clients.add_user(99, named).unwrap_err().kind, ErrorKind::Ended);
+        let check = |session, kind, user| {
+            let header = Header { session, user, ..Header::request(kind) };
+            clients.check_user(&header).map_err(|failure| failure.kind)
+        };
+        // Columns: session, kind and user, and the outcome.
+        for (session, kind, user, outcome) in [
+            (FIRST, Kind::Lookup, 0, Ok(())),
+            (FIRST, Kind::Lookup, 1, Err(ErrorKind::Invalid)),
+            (FIRST, Kind::Read, 1, Err(ErrorKind::Invalid)),
+            (5, Kind::Lookup, 0, Err(ErrorKind::Invalid)),
+            (5, Kind::Read, 0, Err(ErrorKind::Invalid)),
+            (5, Kind::Ping, 0, Ok(())),
+            (5, Kind::StatFs, 0, Ok(())),
+            (5, Kind::Lookup, 1, Ok(())),
+            (5, Kind::Lookup, 2, Err(ErrorKind::RefreshMap)),
+            (99, Kind::Lookup, 1, Err(ErrorKind::Ended)),
+        ] {
+            assert_eq!(check(session, kind, user), outcome, "{session} {kind:?} {user}");
+        }
+        let who = |session, user| Request { session, user, ..who(session, 0) };
+        assert_eq!(clients.user(who(FIRST, 0)), Ok(None));
+        assert_eq!(clients.user(who(5, 1)).unwrap().unwrap().uid, 1000);
+        assert!(clients.user(who(5, 2)).is_err() && clients.user(who(99, 1)).is_err());
+        // It reaches inodes one by one; a mount has its kernel for that.
+        assert!(clients.has_reached(who(FIRST, 0), INO) && !clients.has_reached(who(5, 1), INO));
+        clients.reach(who(5, 1), INO);
+        clients.reach(who(FIRST, 0), INO);
+        assert!(clients.has_reached(who(5, 1), INO) && !clients.has_reached(who(5, 1), id(8)));
+        assert!(!clients.has_open(5, INO) && clients.open(5, INO) && clients.has_open(5, INO));
+        clients.end_session(5).unwrap();
+        assert!(!clients.has_reached(who(5, 1), INO) && !clients.has_open(5, INO));
+    });
+}
+
+#[test]
+fn a_gateway_has_its_role_and_users_again_after_a_restart() {
+    with_two_clients(async |bench| {
+        let gateway = SessionRow { role: Role::Gateway, ..far(5) };
+        let mut writes = WriteSet::new();
+        bench.clients.begin_session(key_of(5), gateway, &mut writes);
+        bench.kv.commit(writes).await.unwrap();
+        let named = UserRequest { uid: 1000, gid: 100, groups: vec![] };
+        assert_eq!(bench.clients.add_user(5, named.clone()), Ok(1));
+        let later = Clients::load(&bench.env, &*bench.kv, GENERATION + 1).await.unwrap();
+        let info = |clients: &Clients| {
+            let info = clients.sessions().into_iter().find(|info| info.id == 5).unwrap();
+            (info.role, info.users)
+        };
+        assert_eq!(info(&bench.clients), (Role::Gateway, 1));
+        assert_eq!(info(&later), (Role::Gateway, 0), "users are named to each start");
+        assert_eq!(later.add_user(5, named), Ok(1));
+    });
+}

@@ -11,7 +11,7 @@ pub(crate) use links::{link, lookup, make, unlink};
 pub(crate) use readdir::{read_dir, read_link};
 pub(crate) use rename::rename;
 pub(crate) use setattr::{cut_tail, get_attr, may_set, set_attr, stat_fs};
-pub(crate) use xattr::{get_xattr, list_xattr, remove_xattr, set_xattr};
+pub(crate) use xattr::{get_xattr, has_capabilities, list_xattr, remove_xattr, set_xattr};
 
 use crate::error::MetaError;
 use crate::inode::Inode;

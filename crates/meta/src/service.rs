@@ -171,12 +171,10 @@ impl MetaTarget {
             return Err(MetaError::from(Errno::ACCESS).into());
         }
         if changes && !asker.is_privileged() {
-            let mode = self.parts.names.inode(ino).await?.mode;
-            if set_id_bits(mode) != 0 {
-                return Err(Failure::new(
-                    ErrorKind::RefreshMap,
-                    "the file has set-id bits, which must go first",
-                ));
+            let inode = self.parts.names.inode(ino).await?;
+            if set_id_bits(inode.mode) != 0 || ops::has_capabilities(&self.parts, ino).await? {
+                let why = "the file has set-id bits or capabilities, which must go first";
+                return Err(Failure::new(ErrorKind::RefreshMap, why));
             }
         }
         Ok(())
@@ -255,7 +253,8 @@ impl MetaTarget {
     ) -> Result<Vec<u8>, MetaError> {
         let turn = self.parts.names.turn().await;
         // The reply to an earlier Hello was lost.
-        if let Some((session, lease_ms)) = self.parts.clients.greeted_again(name, remote)? {
+        let role = role_of(request.role)?;
+        if let Some((session, lease_ms)) = self.parts.clients.greeted_again(name, role, remote)? {
             // Removed files may have waited for a report of this session.
             self.parts.wake_reaper();
             return Ok(self.greeted(session, lease_ms));
@@ -266,7 +265,7 @@ impl MetaTarget {
         let mut writes = WriteSet::new();
         let session = turn.new_session(&mut writes, |session| self.parts.clients.is_in_use(session));
         let lease_ms = if remote { to_u32(self.parts.clients.lease().as_millis()) } else { 0 };
-        let (client, mount, role) = (request.client, request.mount, role_of(request.role)?);
+        let (client, mount) = (request.client, request.mount);
         let who = SessionRow { number: session, client, mount, lease_ms, role };
         if who.role == Role::Gateway {
             self.parts.names.note_feature(GATEWAYS, &mut writes).await?;

@@ -294,12 +294,13 @@ impl Clients {
 
     /// A client says Hello again under the name of its session: it has not had the reply, so it has nothing
     /// open, and nothing to report after a restart. Returns number and lease time in milliseconds; none if
-    /// there is no session of this name. ESTALE if it has ended, EPERM if it is that of another client.
-    pub fn greeted_again(&self, key: Id128, remote: bool) -> Result<Option<(u64, u32)>, Errno> {
+    /// there is no session of this name. ESTALE if it has ended, EPERM if it is that of another client or of
+    /// another role.
+    pub fn greeted_again(&self, key: Id128, role: Role, remote: bool) -> Result<Option<(u64, u32)>, Errno> {
         let mut sessions = self.sessions.borrow_mut();
         let Some(number) = sessions.named(key) else { return Ok(None) };
         let lease_ms = sessions.lease_ms(number);
-        if (lease_ms > 0) != remote {
+        if (lease_ms > 0) != remote || sessions.role(number) != Some(role) {
             return Err(Errno::PERM);
         }
         sessions.hear(number, self.env.now()).map_err(|_| Errno::STALE)?;

@@ -9,14 +9,17 @@
 
 use penstock_base::{BoundedSet, FileId, Ino};
 use penstock_wire::metadata::UserRequest;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Most users of a session.
 const MOST_USERS: usize = 4096;
-/// Most groups of a user, as Linux has it.
+/// Most further groups of a user, as Linux has it, and below of all users of a session.
 const MOST_GROUPS: usize = 1 << 16;
+const MOST_GROUPS_OF_ALL: usize = 1 << 20;
 /// The root directory, which everybody reaches.
-const ROOT: Ino = Ino((1 << 40) | 1);
+const ROOT: Ino = Ino::of_family(1, 1);
 
 /// The role of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +70,12 @@ impl User {
         self.gid == gid || self.groups.binary_search(&gid).is_ok()
     }
 
+    /// The number of the user in requests: a part of a hash of its ids, and never 0.
+    fn number(&self) -> u32 {
+        let hash = Sha256::digest(self.id());
+        u32::from_le_bytes([hash[0], hash[1], hash[2], hash[3]]).max(1)
+    }
+
     /// The bytes by which a grant names the user.
     pub(crate) fn id(&self) -> Vec<u8> {
         let all = [&[self.uid, self.gid][..], &self.groups].concat();
@@ -74,30 +83,42 @@ impl User {
     }
 }
 
-/// The users of one session.
+/// The users of one session, by number.
 #[derive(Default)]
 pub(crate) struct Users {
-    all: Vec<Rc<User>>,
+    all: BTreeMap<u32, Rc<User>>,
+    /// The number of groups of all of them.
+    groups: usize,
     /// By number of the user.
     reached: BoundedSet<(u32, FileId)>,
 }
 
 impl Users {
-    /// Adds a user, unless it is known. Returns its number, from 1. The error is the reason of a refusal.
+    /// Adds a user, unless it is known. Returns its number, which follows from its ids: a request that is
+    /// sent again after a restart names the same user, or one that is not known. The error is the reason of
+    /// a refusal.
     pub(crate) fn add(&mut self, request: UserRequest) -> Result<u32, String> {
         if request.groups.len() > MOST_GROUPS {
             return Err(format!("a user of more than {MOST_GROUPS} groups"));
         }
         let user = User::new(request.uid, request.gid, request.groups);
-        let known = self.all.iter().position(|known| **known == user);
-        if known.is_none() {
-            if self.all.len() >= MOST_USERS {
-                return Err(format!("there are {MOST_USERS} users of the session, which is the most"));
+        let number = user.number();
+        match self.all.get(&number) {
+            Some(known) if **known == user => return Ok(number),
+            Some(_) => {
+                return Err("another user has the same number: name this one in another session".into());
             }
-            self.all.push(Rc::new(user));
+            None => {}
         }
-        let at = known.unwrap_or(self.all.len() - 1);
-        Ok(u32::try_from(at).expect("users are few") + 1)
+        let groups = self.groups + user.groups.len();
+        if self.all.len() >= MOST_USERS || groups > MOST_GROUPS_OF_ALL {
+            return Err(format!(
+                "a session has at most {MOST_USERS} users, with {MOST_GROUPS_OF_ALL} groups in all"
+            ));
+        }
+        self.groups = groups;
+        self.all.insert(number, Rc::new(user));
+        Ok(number)
     }
 
     /// The number of users.
@@ -107,7 +128,7 @@ impl Users {
 
     /// The user of this number.
     pub(crate) fn get(&self, number: u32) -> Option<&Rc<User>> {
-        self.all.get(usize::try_from(number.checked_sub(1)?).ok()?)
+        self.all.get(&number)
     }
 
     /// A user has reached an inode.
@@ -131,35 +152,47 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_one_number_whatever_the_order_of_its_groups() {
+    fn a_user_has_one_number_whatever_the_order_of_its_groups_or_of_users() {
         let mut users = Users::default();
-        assert_eq!(users.add(request(7, &[3, 1, 3])), Ok(1));
-        assert_eq!(users.add(request(7, &[3])), Ok(2));
-        assert_eq!(users.add(request(7, &[1, 3])), Ok(1));
-        let user = users.get(1).unwrap();
+        let first = users.add(request(7, &[3, 1, 3])).unwrap();
+        let second = users.add(request(7, &[3])).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(users.add(request(7, &[1, 3])), Ok(first));
+        let user = users.get(first).unwrap();
         assert!(user.is_in(100) && user.is_in(1) && user.is_in(3) && !user.is_in(2) && !user.is_root());
-        assert!(users.get(0).is_none() && users.get(3).is_none() && users.get(u32::MAX).is_none());
-        assert_ne!(users.get(1).unwrap().id(), users.get(2).unwrap().id());
+        assert!([0, first ^ 1].iter().all(|number| users.get(*number).is_none()));
+        assert_ne!(users.get(first).unwrap().id(), users.get(second).unwrap().id());
+        // After a restart they are named in another order.
+        let mut later = Users::default();
+        assert_eq!(later.add(request(7, &[3])), Ok(second));
+        assert!(later.get(first).is_none());
+        assert_eq!(later.add(request(7, &[1, 3])), Ok(first));
     }
 
     #[test]
     fn users_and_groups_are_bounded() {
         let mut users = Users::default();
         for uid in 0..MOST_USERS as u32 {
-            assert_eq!(users.add(request(uid, &[])), Ok(uid + 1));
+            users.add(request(uid, &[])).unwrap();
         }
         assert!(users.add(request(MOST_USERS as u32, &[])).is_err());
-        assert_eq!(users.add(request(5, &[])), Ok(6), "it is known");
-        assert!(users.add(request(5, &vec![9; MOST_GROUPS + 1])).is_err());
+        assert!(users.add(request(5, &[])).is_ok(), "it is known");
+        let mut users = Users::default();
+        let many: Vec<u32> = (0..MOST_GROUPS as u32).collect();
+        for uid in 0..(MOST_GROUPS_OF_ALL / MOST_GROUPS) as u32 {
+            users.add(request(uid, &many)).unwrap();
+        }
+        assert!(users.add(request(99, &[1])).is_err() && users.add(request(99, &[])).is_ok());
+        assert!(Users::default().add(request(5, &vec![9; MOST_GROUPS + 1])).is_err());
     }
 
     #[test]
     fn who_has_not_reached_an_inode_does_not_know_it() {
         let mut users = Users::default();
-        users.add(request(7, &[])).unwrap();
+        let [user, other] = [7, 8].map(|uid| users.add(request(uid, &[])).unwrap());
         let file = FileId::main(Ino(9));
-        assert!(users.has_reached(1, FileId::main(ROOT)) && !users.has_reached(1, file));
-        users.reach(1, file);
-        assert!(users.has_reached(1, file) && !users.has_reached(2, file));
+        assert!(users.has_reached(user, FileId::main(ROOT)) && !users.has_reached(user, file));
+        users.reach(user, file);
+        assert!(users.has_reached(user, file) && !users.has_reached(other, file));
     }
 }

@@ -1,11 +1,13 @@
 //! Attributes: reading and changing them, truncating a file, and statfs.
 
+use super::xattr::{CAPABILITIES, has_capabilities};
 use super::{acl, encode_attr};
 use crate::STEP_CHUNKS;
 use crate::access::{Asker, WRITE};
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::parts::Parts;
+use crate::rows::xattr_key;
 use penstock_base::{BLOCK_BYTES, FileId, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError, Known};
 use penstock_kv::WriteSet;
@@ -76,6 +78,10 @@ pub(crate) async fn set_attr(
     writes.changes_what_is_there();
     if request.drop_set_id {
         inode.drop_set_id();
+        if !asker.is_trusted() && has_capabilities(parts, inode.ino).await? {
+            // The kernel of a mount asks for that itself.
+            writes.delete(xattr_key(inode.ino, CAPABILITIES));
+        }
     }
     if let Some(mode) = request.mode {
         inode.set_permissions(asker.mode_to_set(mode, request.gid.unwrap_or(inode.gid)));
@@ -164,9 +170,12 @@ pub(crate) async fn may_set(
     asker.names(Ino(request.ino))?;
     let inode = parts.names.inode(Ino(request.ino)).await?;
     check_change(&asker, &inode, &request).await?;
+    let now = Some(parts.names.now());
     if request.touch {
-        let now = Some(parts.names.now());
         (request.atime, request.mtime) = (now, now);
+    } else if request.grow {
+        // A writer says that it has written, and not when.
+        request.mtime = request.mtime.and(now);
     }
     request.ctime = None;
     let changes_owner = request.uid.is_some() || request.gid.is_some();
@@ -178,6 +187,10 @@ pub(crate) async fn may_set(
 async fn check_change(asker: &Asker<'_>, inode: &Inode, request: &SetAttrRequest) -> Result<(), MetaError> {
     if asker.is_trusted() {
         return Ok(());
+    }
+    if [request.uid, request.gid].contains(&Some(u32::MAX)) {
+        // The number that means nobody.
+        return Err(Errno::INVAL.into());
     }
     asker.may_chown(inode, request.uid, request.gid)?;
     if request.mode.is_some() {

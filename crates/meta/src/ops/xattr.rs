@@ -24,6 +24,17 @@ const SECURITY: &[u8] = b"security.";
 const USER: &[u8] = b"user.";
 const STICKY: u32 = 0o1000;
 
+/// The attribute that gives a program capabilities of user 0.
+pub(super) const CAPABILITIES: &[u8] = b"security.capability";
+
+/// True if a file gives capabilities of user 0 to whoever executes it.
+pub(crate) async fn has_capabilities(parts: &Parts, ino: Ino) -> Result<bool, MetaError> {
+    if parts.names.absent().xattrs.contains(&ino) {
+        return Ok(false);
+    }
+    Ok(parts.names.kv().get(xattr_key(ino, CAPABILITIES)).await?.is_some())
+}
+
 /// Fails unless the one who asks may read an attribute.
 async fn may_read(asker: &Asker<'_>, inode: &Inode, name: &[u8]) -> Result<(), MetaError> {
     let has_users = matches!(inode.kind(), FileKind::Regular | FileKind::Directory);

@@ -448,6 +448,10 @@ fn a_hello_repeated_over_a_restart_owes_nothing() {
         assert!(bed.inode(ino).await.is_err(), "it is dropped");
         let failure = bed.meta.hello(0, &request, false).await.unwrap_err();
         assert_eq!(failure.errno, 1, "a client of this process has another name: {failure}");
+        let mut other = HelloRequest::decode(&request[..]).unwrap();
+        other.role = penstock_wire::metadata::ROLE_GATEWAY;
+        let failure = bed.meta.hello(0, &other.encode_to_vec(), true).await.unwrap_err();
+        assert_eq!(failure.errno, 1, "it is the session of another role: {failure}");
     });
 }
 

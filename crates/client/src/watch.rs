@@ -159,7 +159,7 @@ async fn reclaim(session: &Session) -> Result<(), Failure> {
     session.files().for_each(|file, state| {
         let count = u32::try_from(state.opens()).unwrap_or(u32::MAX);
         let (ino, branch) = (file.ino.0, file.branch.0);
-        opens.extend((count > 0).then_some(OpenCount { ino, branch, count }));
+        opens.extend((count > 0).then_some(OpenCount { ino, branch, count, user: 0 }));
     });
     opens.sort_unstable_by_key(OpenCount::file);
     for part in opens.chunks(RECLAIMED_AT_ONCE) {

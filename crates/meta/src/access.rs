@@ -62,9 +62,7 @@ impl<'a> Asker<'a> {
     /// Fails with ESTALE if the user has not reached an inode by its names.
     pub(crate) fn names(&self, ino: Ino) -> Result<(), MetaError> {
         let file = FileId::main(ino);
-        match self.parts.clients.has_reached(self.who, file)
-            || self.parts.clients.has_open(self.who.session, file)
-        {
+        match self.parts.clients.has_reached(self.who, file) {
             true => Ok(()),
             false => Err(Errno::STALE.into()),
         }
@@ -105,12 +103,27 @@ impl<'a> Asker<'a> {
         self.may(inode, if reads { READ } else { 0 } | if writes { WRITE } else { 0 }).await
     }
 
-    /// Fails with EBADF unless the session has an inode open that the user has reached.
-    pub(crate) fn has_open(&self, ino: Ino) -> Result<(), MetaError> {
-        self.names(ino)?;
-        match self.parts.clients.has_open(self.who.session, FileId::main(ino)) {
+    /// The user opens an inode with this access. ENFILE if its session has too many open.
+    pub(crate) fn open(&self, ino: Ino, access: u32) -> Result<(), MetaError> {
+        match self.is_trusted() || self.parts.clients.open_for(self.who, FileId::main(ino), access) {
+            true => Ok(()),
+            false => Err(Errno::NFILE.into()),
+        }
+    }
+
+    /// The user closes an inode once. EBADF if it has not opened it.
+    pub(crate) fn close(&self, ino: Ino) -> Result<(), MetaError> {
+        match self.is_trusted() || self.parts.clients.close_for(self.who, FileId::main(ino)) {
             true => Ok(()),
             false => Err(Errno::BADF.into()),
+        }
+    }
+
+    /// Fails with EBADF unless the user has an inode open with this access; with 0 with any.
+    pub(crate) fn has_open(&self, ino: Ino, access: u32) -> Result<(), MetaError> {
+        match self.parts.clients.access_of(self.who, FileId::main(ino)) {
+            Some(opened) if opened & access == access => Ok(()),
+            _ => Err(Errno::BADF.into()),
         }
     }
 

@@ -155,7 +155,7 @@ impl Inode {
 
     /// Replaces the permission bits.
     pub fn set_permissions(&mut self, mode: u32) {
-        self.mode = self.type_bits() | (mode & !TYPE_MASK);
+        self.mode = self.type_bits() | mode & 0o7777;
     }
 
     /// Clears the set-user-id and set-group-id bits that a write clears, unless the inode is a directory.

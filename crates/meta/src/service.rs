@@ -16,8 +16,8 @@ use penstock_session::rows::SessionRow;
 use penstock_session::{Request, Role, Slot, grants, joins};
 use penstock_wire::data::Right;
 use penstock_wire::metadata::{
-    AttrReply, EmptyReply, GetAttrRequest, HelloReply, HelloRequest, LockRequest, OpenRequest, PingRequest,
-    ROLE_GATEWAY, ROLE_MOUNT, TargetPlace, UserReply, set_id_bits,
+    ACCESS_READ, ACCESS_WRITE, AttrReply, EmptyReply, GetAttrRequest, HelloReply, HelloRequest, LockChange,
+    LockRequest, OpenRequest, PingRequest, ROLE_GATEWAY, ROLE_MOUNT, TargetPlace, UserReply, set_id_bits,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
@@ -112,14 +112,14 @@ impl MetaTarget {
                 let asker = Asker::of(parts, who)?;
                 if let Some(user) = asker.user() {
                     // A user locks what it has open, and on its own account.
-                    asker.has_open(Ino(lock.ino))?;
+                    asker.has_open(Ino(lock.ino), access_to_lock(&lock))?;
                     lock.uid = user.uid;
                 }
                 if lock.branch != 0 {
                     // The header has it; the node has checked that.
                     return Err(MetaError::Request(format!("a lock of branch {}", lock.branch)));
                 }
-                Ok(self.parts.clients.lock(who.session, &lock)?.encode_to_vec())
+                Ok(self.parts.clients.lock(who.session, who.user, &lock)?.encode_to_vec())
             }
             Kind::StatFs => Ok(ops::stat_fs(parts)),
             Kind::Sync => {
@@ -148,7 +148,7 @@ impl MetaTarget {
         // Both bodies begin with the inode.
         let GetAttrRequest { ino, .. } = Message::decode(body).map_err(MetaError::from)?;
         match header.kind {
-            Kind::Lease => asker.has_open(Ino(ino))?,
+            Kind::Lease => asker.has_open(Ino(ino), 0)?,
             _ => asker.names(Ino(ino))?,
         }
         Ok(())
@@ -170,12 +170,17 @@ impl MetaTarget {
         if !asker.has_right(ino, &right, wanted) {
             return Err(MetaError::from(Errno::ACCESS).into());
         }
-        if changes && !asker.is_privileged() {
-            let inode = self.parts.names.inode(ino).await?;
-            if set_id_bits(inode.mode) != 0 || ops::has_capabilities(&self.parts, ino).await? {
-                let why = "the file has set-id bits or capabilities, which must go first";
-                return Err(Failure::new(ErrorKind::RefreshMap, why));
-            }
+        let inode = self.parts.names.inode(ino).await?;
+        if inode.nlink == 0 && !self.parts.is_used(ino) {
+            // The rest of it reads as zeros.
+            return Err(MetaError::from(Errno::STALE).into());
+        }
+        if changes
+            && !asker.is_privileged()
+            && (set_id_bits(inode.mode) != 0 || ops::has_capabilities(&self.parts, ino).await?)
+        {
+            let why = "the file has set-id bits or capabilities, which must go first";
+            return Err(Failure::new(ErrorKind::RefreshMap, why));
         }
         Ok(())
     }
@@ -187,11 +192,12 @@ impl MetaTarget {
         request: OpenRequest,
     ) -> Result<Vec<u8>, MetaError> {
         let ino = Ino(request.ino);
+        let asker = Asker::of(&self.parts, who)?;
         if kind == Kind::Close {
+            asker.close(ino)?;
             self.parts.close(who.session, ino);
             return Ok(EmptyReply {}.encode_to_vec());
         }
-        let asker = Asker::of(&self.parts, who)?;
         let mut grant = None;
         if !asker.is_trusted() {
             asker.names(ino)?;
@@ -201,6 +207,10 @@ impl MetaTarget {
         }
         // Counted before the inode is read, so that a removal from here on sees the user.
         self.parts.open(who.session, ino)?;
+        if let Err(error) = asker.open(ino, request.access) {
+            self.parts.close(who.session, ino);
+            return Err(error);
+        }
         match self.parts.attr_now(ino).await {
             Ok(attr) => {
                 let may_be_unsynced =
@@ -209,7 +219,7 @@ impl MetaTarget {
             }
             Err(error) => {
                 self.parts.close(who.session, ino);
-                Err(error)
+                asker.close(ino).and(Err(error))
             }
         }
     }
@@ -380,6 +390,15 @@ impl MetaTarget {
             self.parts.wake_reaper();
         }
         Ok(())
+    }
+}
+
+/// The access with which a file must be open for a lock: for one of fcntl that of the lock, like Linux.
+fn access_to_lock(lock: &LockRequest) -> u32 {
+    match lock.change() {
+        LockChange::Exclusive if !lock.flock => ACCESS_WRITE,
+        LockChange::Shared if !lock.flock => ACCESS_READ,
+        _ => 0,
     }
 }
 

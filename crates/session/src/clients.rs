@@ -287,9 +287,21 @@ impl Clients {
         who.user == 0 || sessions.users(who.session).is_some_and(|users| users.has_reached(who.user, file))
     }
 
-    /// True if a session has an inode open.
-    pub fn has_open(&self, session: u64, file: FileId) -> bool {
-        self.sessions.borrow().has_open(session, file)
+    /// A user opens an inode with this access. Returns false if its session has too many open.
+    pub fn open_for(&self, who: Request, file: FileId, access: u32) -> bool {
+        let mut sessions = self.sessions.borrow_mut();
+        // A session that has ended opens nothing any more, which the caller learns from its own count.
+        sessions.users_mut(who.session).is_ok_and(|users| users.open(who.user, file, access))
+    }
+
+    /// A user closes an inode once. Returns false if it has not opened it.
+    pub fn close_for(&self, who: Request, file: FileId) -> bool {
+        self.sessions.borrow_mut().users_mut(who.session).is_ok_and(|users| users.close(who.user, file))
+    }
+
+    /// The access with which a user has an inode open; none if it has not.
+    pub fn access_of(&self, who: Request, file: FileId) -> Option<u32> {
+        self.sessions.borrow().users(who.session)?.access(who.user, file)
     }
 
     /// A client says Hello again under the name of its session: it has not had the reply, so it has nothing
@@ -388,7 +400,7 @@ impl Clients {
         // Others may have waited for it before they could answer.
         let waiting: Vec<u64> =
             self.sessions.borrow().numbers().filter(|other| self.leases.borrow().holds_up(*other)).collect();
-        self.unanswered.borrow_mut().begin_anew(waiting.into_iter());
+        self.unanswered.borrow_mut().begin_anew(self.env.now(), waiting.into_iter());
         self.change(|leases| leases.leave(id));
         assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
         let changed = self.locks.borrow_mut().end(id);
@@ -538,10 +550,19 @@ impl Clients {
         }
         let mut changes = Vec::new();
         let mut sessions = self.sessions.borrow_mut();
-        // An inode that is named twice counts once.
-        let opens: BTreeMap<FileId, u64> =
-            opens.iter().map(|open| (open.file(), open.count.into())).collect();
-        for (file, count) in opens {
+        // An inode that is named twice counts once, or once for each user.
+        let mut counts: BTreeMap<FileId, u64> = BTreeMap::new();
+        for open in opens {
+            let count = match sessions.role(session) {
+                Some(Role::Gateway) => match sessions.users_mut(session) {
+                    Ok(users) => users.set_opens(open.user, open.file(), open.count.into()),
+                    Err(_) => continue,
+                },
+                _ => open.count.into(),
+            };
+            counts.insert(open.file(), count);
+        }
+        for (file, count) in counts {
             changes.extend(sessions.set_opens(session, file, count).map(|before| (file, before, count)));
         }
         if *all {
@@ -718,7 +739,7 @@ impl Clients {
     }
 
     /// Sets, tests or releases an advisory lock. ESTALE if the session has ended.
-    pub fn lock(&self, session: u64, request: &LockRequest) -> Result<LockReply, Errno> {
+    pub fn lock(&self, session: u64, user: u32, request: &LockRequest) -> Result<LockReply, Errno> {
         // A session that ended since this request was heard gets none: nobody would ever release it.
         if !self.is_live(session) {
             return Err(Errno::STALE);
@@ -726,7 +747,7 @@ impl Clients {
         if self.owe_opens() && request.change != i32::from(LockChange::Unlock) {
             return Ok(LockReply { early: true, ..LockReply::default() });
         }
-        let (reply, given_up) = self.locks.borrow_mut().change(session, request, false)?;
+        let (reply, given_up) = self.locks.borrow_mut().change_for((session, user), request, false)?;
         if given_up {
             self.notify_unlocked(request.file());
         }
@@ -735,7 +756,7 @@ impl Clients {
 
     /// Restores a lock that a session had before a restart.
     fn reclaim_lock(&self, session: u64, request: &LockRequest) {
-        let result = self.locks.borrow_mut().change(session, request, true);
+        let result = self.locks.borrow_mut().change_for((session, request.user), request, true);
         if !matches!(&result, Ok((LockReply { conflict: None, .. }, _))) {
             tracing::error!(
                 session,

@@ -23,12 +23,15 @@ pub struct GrantKey(Hmac<Sha256>);
 impl GrantKey {
     /// The key that follows from the secret of a file system.
     pub fn new(secret: Id128) -> Self {
-        Self(Hmac::new_from_slice(&secret.0).expect("every length is a key"))
+        let keyed = |key: &[u8]| Hmac::<Sha256>::new_from_slice(key).expect("every length is a key");
+        // The secret itself is the key of something else.
+        let mut derived = keyed(&secret.0);
+        derived.update(PURPOSE);
+        Self(keyed(&derived.finalize().into_bytes()))
     }
 
     fn code(&self, (session, user): (Id128, &User), file: FileId, rights: u64) -> Hmac<Sha256> {
         let mut code = self.0.clone();
-        code.update(PURPOSE);
         code.update(&session.0);
         for number in [file.branch.0, file.ino.0, rights] {
             code.update(&number.to_le_bytes());

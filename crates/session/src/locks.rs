@@ -23,8 +23,8 @@ const MOST_OF_USER: usize = 1 << 17;
 const MOST_OF_SESSION: usize = 1 << 20;
 const ROOT: u32 = 0;
 
-/// Session, and the lock owner's number within it.
-type Owner = (u64, u64);
+/// Session, the user for whom a gateway asks (else 0), and the lock owner's number, which both choose.
+type Owner = (u64, u32, u64);
 
 #[derive(Default)]
 struct FileLocks {
@@ -93,9 +93,9 @@ impl Locks {
 
     /// Applies a request. Returns the reply, and true if something was released. With `granted` the lock was
     /// granted before a restart, and is granted again however many locks there are.
-    pub(crate) fn change(
+    pub(crate) fn change_for(
         &mut self,
-        session: u64,
+        (session, user): (u64, u32),
         request: &LockRequest,
         granted: bool,
     ) -> Result<(LockReply, bool), Errno> {
@@ -106,7 +106,7 @@ impl Locks {
         let id = request.file();
         let mut file = self.files.remove(&id).unwrap_or_default();
         let before = file.count();
-        let result = self.change_in(&mut file, session, request, (change, granted));
+        let result = self.change_in(&mut file, (session, user), request, (change, granted));
         assert!(result.is_ok() || file.count() == before, "a refused change changes nothing");
         if !file.is_idle() {
             self.files.insert(id, file);
@@ -117,14 +117,14 @@ impl Locks {
     fn change_in(
         &mut self,
         file: &mut FileLocks,
-        session: u64,
+        (session, user): (u64, u32),
         request: &LockRequest,
         (change, granted): (LockChange, bool),
     ) -> Result<(LockReply, bool), Errno> {
         let table = &mut file.tables[usize::from(request.flock)];
         let before = table.len();
         let wanted = RangeLock {
-            owner: (session, request.owner),
+            owner: (session, user, request.owner),
             first: request.first,
             last: request.last,
             exclusive: change == LockChange::Exclusive,
@@ -140,7 +140,7 @@ impl Locks {
         } else if let Some(held) = table.conflict(&wanted) {
             reply.conflict = Some(LockRequest {
                 ino: request.ino,
-                owner: held.owner.1,
+                owner: held.owner.2,
                 first: held.first,
                 last: held.last,
                 change: LockChange::holding(held.exclusive).into(),
@@ -178,6 +178,16 @@ impl Locks {
             }
         }
         Ok((reply, given_up))
+    }
+
+    #[cfg(test)]
+    fn change(
+        &mut self,
+        session: u64,
+        request: &LockRequest,
+        granted: bool,
+    ) -> Result<(LockReply, bool), Errno> {
+        self.change_for((session, 0), request, granted)
     }
 
     /// Takes the sessions that wait for a lock of a file.

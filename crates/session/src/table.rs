@@ -363,11 +363,6 @@ impl Sessions {
         Ok(&mut self.get_mut(id)?.users)
     }
 
-    /// True if a session has an inode open.
-    pub(crate) fn has_open(&self, id: u64, file: FileId) -> bool {
-        self.live.get(&id).is_some_and(|session| session.opens.contains_key(&file))
-    }
-
     /// A session has reported all of its open files.
     pub(crate) fn reported_opens(&mut self, id: u64) {
         if let Some(session) = self.live.get_mut(&id) {

@@ -6,8 +6,9 @@
 //!
 //! A client may also need the answer of another one before it can give its own. Only the one on which the
 //! others wait must end. So no time counts for a session that waits itself while there is another one that
-//! has owed an answer since the last look and does not wait. If all wait, they wait for each other, and one
-//! of them ends: that with the oldest call.
+//! has owed an answer since the last look and does not wait, up to four times the time that others have:
+//! nobody else may excuse it for ever. If all wait, they wait for each other, and one of them ends: that
+//! with the oldest call.
 //!
 //! Owns no calls and no sessions: it compares what it is shown from time to time. The time of a call is known
 //! only up to the interval between two looks.
@@ -26,20 +27,33 @@ pub(crate) struct Oldest {
     pub(crate) waits: bool,
 }
 
+/// The oldest call to a session.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    call: u64,
+    /// The time that counts began then.
+    since: Duration,
+    /// The same without the excuse of waiting.
+    first: Duration,
+}
+
+/// The excuse of a session that waits itself counts for this many times the time that others have.
+const MOST_EXCUSED: u32 = 4;
+
 /// The oldest call of each session that owes an answer, and the time since when it has had the means to give
 /// it.
 #[derive(Debug, Default)]
 pub(crate) struct Unanswered {
-    since: BTreeMap<u64, (u64, Duration)>,
+    since: BTreeMap<u64, Owed>,
     /// Time of the last look.
     looked: Duration,
 }
 
 impl Unanswered {
     /// The time of these sessions begins anew: another one, for which they may have waited, has ended.
-    pub(crate) fn begin_anew(&mut self, sessions: impl Iterator<Item = u64>) {
+    pub(crate) fn begin_anew(&mut self, now: Duration, sessions: impl Iterator<Item = u64>) {
         for session in sessions {
-            self.since.remove(&session);
+            self.since.entry(session).and_modify(|owed| owed.since = now);
         }
     }
 
@@ -60,19 +74,23 @@ impl Unanswered {
         let known = std::mem::take(&mut self.since);
         // One that has just been called is not stuck: it will answer.
         let is_stuck = |(session, one): (&u64, &Oldest)| {
-            !one.waits && known.get(session).is_some_and(|(call, _)| *call == one.call)
+            !one.waits && known.get(session).is_some_and(|owed| owed.call == one.call)
         };
         let is_another_stuck = oldest.iter().any(is_stuck);
         for (session, Oldest { call, busy_since, waits }) in oldest {
-            let is_held_up = busy_since.is_some_and(|since| since <= looked) || *waits && is_another_stuck;
-            let since = match known.get(session) {
-                Some((same, since)) if same == call && !is_held_up => *since,
-                _ => now,
+            let is_held_up = busy_since.is_some_and(|since| since <= looked);
+            let is_excused = *waits && is_another_stuck;
+            let owed = match known.get(session) {
+                Some(owed) if owed.call == *call && !is_held_up => {
+                    Owed { since: if is_excused { now } else { owed.since }, ..*owed }
+                }
+                _ => Owed { call: *call, since: now, first: now },
             };
-            self.since.insert(*session, (*call, since));
+            self.since.insert(*session, owed);
         }
         assert_eq!(self.since.len(), oldest.len(), "a session that owes nothing is forgotten");
-        self.since.iter().map(|(session, (_, since))| (*session, now - *since)).collect()
+        let counted = |owed: &Owed| (now - owed.since).max((now - owed.first) / MOST_EXCUSED);
+        self.since.iter().map(|(session, owed)| (*session, counted(owed))).collect()
     }
 }
 
@@ -117,7 +135,7 @@ mod tests {
         let both = BTreeMap::from([(7, owes(5, true)), (8, owes(6, false))]);
         for now in [100, 106, 112] {
             let owed = unanswered.look(Duration::from_secs(now), &both);
-            assert_eq!((owed[&7].as_secs(), owed[&8].as_secs()), (0, now - 100));
+            assert_eq!((owed[&7].as_secs(), owed[&8].as_secs()), ((now - 100) / 4, now - 100));
         }
         // One that answers, and is called again, is no reason.
         for (now, call) in [(200, 20), (206, 21), (212, 22)] {
@@ -132,8 +150,22 @@ mod tests {
         // The other one is gone, and it has its time.
         let alone = BTreeMap::from([(7, owes(5, true))]);
         assert_eq!(unanswered.look(Duration::from_secs(312), &alone)[&7].as_secs(), 6);
-        unanswered.begin_anew([7].into_iter());
-        assert_eq!(unanswered.look(Duration::from_secs(318), &alone)[&7].as_secs(), 0);
+        unanswered.begin_anew(Duration::from_secs(318), [7].into_iter());
+        assert_eq!(unanswered.look(Duration::from_secs(318), &alone)[&7].as_secs(), 4);
+    }
+
+    /// Regression: a client that answered each call late excused another one for ever.
+    #[test]
+    fn two_hostile_clients_excuse_each_other_for_a_limited_time() {
+        let mut unanswered = Unanswered::default();
+        let mut owed = Duration::ZERO;
+        for look in 0..100 {
+            let now = Duration::from_secs(1000 + 6 * look);
+            let all = BTreeMap::from([(7, owes(5, true)), (8, owes(100 + look / 5, false))]);
+            owed = unanswered.look(now, &all)[&7];
+            unanswered.begin_anew(now, [7].into_iter());
+        }
+        assert_eq!(owed.as_secs(), 99 * 6 / 4);
     }
 
     #[test]

@@ -7,9 +7,10 @@
 //! not reached is refused: inode numbers can be guessed, and a directory that others may not enter protects
 //! everything below it. The memory of what was reached is bounded; who is refused walks from the root again.
 
-use penstock_base::{BoundedSet, FileId, Ino};
+use penstock_base::{FileId, HashMap, HashSet, Ino};
 use penstock_wire::metadata::UserRequest;
 use sha2::{Digest, Sha256};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -18,6 +19,11 @@ const MOST_USERS: usize = 4096;
 /// Most further groups of a user, as Linux has it, and below of all users of a session.
 const MOST_GROUPS: usize = 1 << 16;
 const MOST_GROUPS_OF_ALL: usize = 1 << 20;
+/// Most inodes that are remembered as reached by a user, and below by all users of a session.
+const MOST_REACHED: usize = 1 << 14;
+const MOST_REACHED_BY_ALL: usize = 1 << 20;
+/// Most inodes that the users of a session have open, each counted for each user.
+const MOST_OPEN: usize = 1 << 20;
 /// The root directory, which everybody reaches.
 const ROOT: Ino = Ino::of_family(1, 1);
 
@@ -89,8 +95,35 @@ pub(crate) struct Users {
     all: BTreeMap<u32, Rc<User>>,
     /// The number of groups of all of them.
     groups: usize,
-    /// By number of the user.
-    reached: BoundedSet<(u32, FileId)>,
+    reached: RefCell<Reached>,
+    /// The number of times that each user has a file open, and the access with which it was opened.
+    opens: BTreeMap<(FileId, u32), (u64, u32)>,
+}
+
+/// The inodes that each user has reached.
+#[derive(Default)]
+struct Reached {
+    by_user: HashMap<u32, HashSet<FileId>>,
+    count: usize,
+}
+
+impl Reached {
+    fn insert(&mut self, user: u32, file: FileId) {
+        let own = self.by_user.get(&user).map_or(0, HashSet::len);
+        let forgets = match own >= MOST_REACHED {
+            true => Some(user),
+            // Of all users the one with the most.
+            false if self.count >= MOST_REACHED_BY_ALL => {
+                self.by_user.iter().max_by_key(|(_, files)| files.len()).map(|(user, _)| *user)
+            }
+            false => None,
+        };
+        if let Some(user) = forgets {
+            self.count -= self.by_user.remove(&user).map_or(0, |files| files.len());
+        }
+        self.count += usize::from(self.by_user.entry(user).or_default().insert(file));
+        assert!(self.count <= MOST_REACHED_BY_ALL, "what is reached is bounded");
+    }
 }
 
 impl Users {
@@ -134,12 +167,50 @@ impl Users {
     /// A user has reached an inode.
     pub(crate) fn reach(&self, number: u32, file: FileId) {
         assert!(self.get(number).is_some(), "user {number} is known");
-        self.reached.insert((number, file));
+        self.reached.borrow_mut().insert(number, file);
+    }
+
+    /// A user opens a file with this access. Returns false if the session has too many open.
+    pub(crate) fn open(&mut self, number: u32, file: FileId, access: u32) -> bool {
+        if self.opens.len() >= MOST_OPEN && !self.opens.contains_key(&(file, number)) {
+            return false;
+        }
+        let (count, all) = self.opens.entry((file, number)).or_default();
+        (*count, *all) = (*count + 1, *all | access);
+        true
+    }
+
+    /// A user closes a file once. Returns false if it has not opened it.
+    pub(crate) fn close(&mut self, number: u32, file: FileId) -> bool {
+        let Some((count, _)) = self.opens.get_mut(&(file, number)) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.opens.remove(&(file, number));
+        }
+        true
+    }
+
+    /// The gateway says after a restart how often a user has a file open, with whatever access. Returns how
+    /// often all users have.
+    pub(crate) fn set_opens(&mut self, number: u32, file: FileId, count: u64) -> u64 {
+        match count {
+            0 => drop(self.opens.remove(&(file, number))),
+            _ => drop(self.opens.insert((file, number), (count, u32::MAX))),
+        }
+        self.opens.range((file, 0)..=(file, u32::MAX)).map(|(_, (count, _))| count).sum()
+    }
+
+    /// The access with which a user has a file open; none if it has not.
+    pub(crate) fn access(&self, number: u32, file: FileId) -> Option<u32> {
+        self.opens.get(&(file, number)).map(|(_, access)| *access)
     }
 
     /// True if a user has reached an inode.
     pub(crate) fn has_reached(&self, number: u32, file: FileId) -> bool {
-        file == FileId::main(ROOT) || self.reached.contains(&(number, file))
+        let reached = self.reached.borrow();
+        file == FileId::main(ROOT)
+            || reached.by_user.get(&number).is_some_and(|files| files.contains(&file))
+            || self.access(number, file).is_some()
     }
 }
 
@@ -184,6 +255,32 @@ mod tests {
         }
         assert!(users.add(request(99, &[1])).is_err() && users.add(request(99, &[])).is_ok());
         assert!(Users::default().add(request(5, &vec![9; MOST_GROUPS + 1])).is_err());
+    }
+
+    /// Regression: one user made all others forget what they had reached.
+    #[test]
+    fn a_user_who_reaches_much_makes_no_other_forget() {
+        let mut users = Users::default();
+        let [one, other] = [7, 8].map(|uid| users.add(request(uid, &[])).unwrap());
+        users.reach(one, FileId::main(Ino(9)));
+        (0..1 << 16).for_each(|ino| users.reach(other, FileId::main(Ino(100 + ino))));
+        assert!(users.has_reached(one, FileId::main(Ino(9))));
+        assert!(users.reached.borrow().count <= 1 + MOST_REACHED);
+    }
+
+    #[test]
+    fn a_user_closes_what_it_has_opened() {
+        let mut users = Users::default();
+        let [one, other] = [7, 8].map(|uid| users.add(request(uid, &[])).unwrap());
+        let file = FileId::main(Ino(9));
+        assert!(users.open(one, file, 1) && users.open(one, file, 2) && users.access(one, file) == Some(3));
+        assert!(!users.close(other, file) && users.access(other, file).is_none());
+        assert!(!users.has_reached(other, file) && users.has_reached(one, file));
+        assert!(users.close(one, file) && users.close(one, file) && !users.close(one, file));
+        assert!(users.access(one, file).is_none());
+        assert_eq!(users.set_opens(one, file, 2), 2);
+        assert_eq!(users.set_opens(other, file, 1), 3);
+        assert_eq!(users.set_opens(one, file, 0), 1);
     }
 
     #[test]

@@ -492,6 +492,9 @@ pub struct OpenCount {
     pub count: u32,
     #[prost(uint64, tag = "3")]
     pub branch: u64,
+    /// From a gateway: the user who has it open.
+    #[prost(uint32, tag = "4")]
+    pub user: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -707,6 +710,9 @@ pub struct LockRequest {
     /// In a list: the branch of the file.
     #[prost(uint64, tag = "11")]
     pub branch: u64,
+    /// In a list from a gateway: the user whose lock it is.
+    #[prost(uint32, tag = "12")]
+    pub user: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]

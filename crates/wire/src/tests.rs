@@ -131,7 +131,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         },
         &format!("0a10{}1204686f73741a022f6d20012a0166", "ab".repeat(16)),
     );
-    let opens = vec![OpenCount { ino: 7, count: 2, branch: 0 }];
+    let opens = vec![OpenCount { ino: 7, count: 2, branch: 0, user: 0 }];
     golden(&PingRequest { opens, reclaimed: true, locks: Vec::new(), start: 9 }, "0a040807100210012009");
     let lock = LockRequest {
         ino: 7,
@@ -145,6 +145,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         wait: true,
         uid: 1000,
         branch: 0,
+        user: 0,
     };
     golden(&lock, "08071008180120092802300538014001480150e807");
     golden(
@@ -265,6 +266,8 @@ fn what_came_to_requests_later_keeps_its_numbers() {
     golden(&LeaseCall { branch: 9, ..LeaseCall::default() }, "2809");
     golden(&ReleasedLease { branch: 9, ..ReleasedLease::default() }, "1809");
     golden(&LockRequest { branch: 9, ..LockRequest::default() }, "5809");
+    golden(&LockRequest { user: 9, ..LockRequest::default() }, "6009");
+    golden(&OpenCount { user: 9, ..OpenCount::default() }, "2009");
 }
 
 #[test]

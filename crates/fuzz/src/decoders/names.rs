@@ -109,7 +109,7 @@ fn seeds() -> Vec<Vec<u8>> {
         EmptyReply {}.encode_to_vec(),
         attr.encode_to_vec(),
         PingRequest {
-            opens: vec![OpenCount { ino: 7, count: 2, branch: 3 }],
+            opens: vec![OpenCount { ino: 7, count: 2, branch: 3, user: 0 }],
             reclaimed: true,
             locks: vec![lock.clone()],
             start: 9,

@@ -73,6 +73,7 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
     }
     if request.open {
         parts.open(who.session, ino)?;
+        asker.open(ino, ACCESS_READ | ACCESS_WRITE)?;
     }
     asker.reached(ino);
     Ok(reply)
@@ -166,6 +167,10 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
         asker.may(&dir, EXECUTE).await?;
         if turn.find(dir.ino, &request.name).await?.entry.is_some() {
             return Err(Errno::EXIST.into());
+        }
+        if inode.nlink == 0 {
+            // Its names were removed. A file that was made without one gets a name through a mount only.
+            return Err(Errno::NOENT.into());
         }
         asker.may_link(&inode).await?;
         asker.may(&dir, WRITE | EXECUTE).await?;

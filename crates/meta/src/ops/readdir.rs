@@ -25,7 +25,10 @@ pub(crate) async fn read_dir(
     let dir = names.directory(Ino(request.dir)).await?;
     asker.may(&dir, READ).await?;
     // A user who may not look names up in the directory learns only them.
-    let may_look = asker.may(&dir, EXECUTE).await.is_ok();
+    let may_look = match asker.may(&dir, EXECUTE).await {
+        Err(MetaError::Posix(_)) => false,
+        other => other.map(|()| true)?,
+    };
     let limit = request.limit.clamp(1, MOST) as usize;
     let (from, until) = entry_range(dir.ino, request.after.saturating_add(1), u64::MAX);
     let rows = names.kv().scan(from, until, limit).await?;

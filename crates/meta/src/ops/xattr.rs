@@ -2,7 +2,7 @@
 
 use super::{SET_GROUP_ID, acl, attr_reply};
 use crate::access::{Asker, READ, WRITE};
-use crate::acl::{DEFAULT, is_acl};
+use crate::acl::{ACCESS, DEFAULT, is_acl};
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::parts::Parts;
@@ -150,7 +150,9 @@ pub(crate) async fn set_xattr(
     turn.absent().xattrs.remove(&inode.ino);
     if is_acl(&request.name) {
         acl::set(&turn, &mut inode, &request.name, &request.value, &mut writes)?;
-        inode.mode = asker.mode_to_set(inode.mode, inode.gid);
+        if request.name == ACCESS {
+            inode.mode = asker.mode_to_set(inode.mode, inode.gid);
+        }
         if request.kill_set_group_id {
             inode.mode &= !SET_GROUP_ID;
         }

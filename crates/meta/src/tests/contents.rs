@@ -292,19 +292,19 @@ fn what_a_silent_session_held_is_free_only_when_no_crash_brings_it_back() {
         let change = LockChange::Exclusive.into();
         let lock = LockRequest { ino: ino.0, change, last: 9, owner: 1, ..LockRequest::default() };
         let clients = bed.meta.clients();
-        assert!(clients.lock(session, &lock).unwrap().conflict.is_none());
+        assert!(clients.lock(session, 0, &lock).unwrap().conflict.is_none());
         bed.world.env().sleep(Duration::from_secs(31)).await;
         bed.kv.fail_after(0);
         bed.meta.end_if_silent(session).await.unwrap_err();
         let ping = Header { session, ..Header::request(Kind::Ping) };
         assert_eq!(clients.hear(&ping).unwrap_err().kind, ErrorKind::Ended, "it has ended for its client");
         assert!(clients.request(&ping).is_err() && clients.is_in_use(session));
-        assert_eq!(clients.lock(session, &lock), Err(Errno::STALE));
-        let other = clients.lock(bed.who.session, &lock).unwrap();
+        assert_eq!(clients.lock(session, 0, &lock), Err(Errno::STALE));
+        let other = clients.lock(bed.who.session, 0, &lock).unwrap();
         assert!(other.conflict.is_some(), "a crash could bring it back");
         bed.kv.fail_after(u64::MAX);
         assert!(bed.meta.end_if_silent(session).await.unwrap());
-        assert!(clients.lock(bed.who.session, &lock).unwrap().conflict.is_none());
+        assert!(clients.lock(bed.who.session, 0, &lock).unwrap().conflict.is_none());
         bed.crash().await;
         assert!(!bed.meta.clients().is_in_use(session));
     });
@@ -443,7 +443,7 @@ fn a_hello_repeated_over_a_restart_owes_nothing() {
         assert!(!bed.meta.clients().owe_opens());
         let session = HelloReply::decode(&again[..]).unwrap().session;
         let lock = LockRequest { ino: ino.0, last: 9, change: 2, owner: 1, ..LockRequest::default() };
-        assert!(!bed.meta.clients().lock(session, &lock).unwrap().early);
+        assert!(!bed.meta.clients().lock(session, 0, &lock).unwrap().early);
         bed.world.env().sleep(Duration::from_secs(5)).await;
         assert!(bed.inode(ino).await.is_err(), "it is dropped");
         let failure = bed.meta.hello(0, &request, false).await.unwrap_err();
@@ -485,7 +485,7 @@ fn what_a_hello_may_not_ask_for_is_refused_by_name() {
             let failure = bed.meta.hello(0, &request.encode_to_vec(), true).await.unwrap_err();
             assert!(failure.message.contains(why), "{failure}");
         }
-        let (lists, session) = (OpenCount { ino: 7, count: 1, branch: 3 }, bed.who.session);
+        let (lists, session) = (OpenCount { ino: 7, count: 1, branch: 3, user: 0 }, bed.who.session);
         let ping = PingRequest { opens: vec![lists], ..PingRequest::default() }.encode_to_vec();
         let header = Header { session, ..Header::request(Kind::Ping) };
         let failure = bed.meta.serve(&header, &ping).await.unwrap_err();

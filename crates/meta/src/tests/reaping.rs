@@ -180,7 +180,8 @@ async fn being_reaped(bed: &Bed) -> (Ino, Quiet<'_>) {
 
 /// Reports how often the client has an inode open, as after a restart.
 async fn report_opens(bed: &Bed, ino: Ino, counts: &[u32]) {
-    let opens = counts.iter().map(|count| OpenCount { ino: ino.0, count: *count, branch: 0 }).collect();
+    let opens =
+        counts.iter().map(|count| OpenCount { ino: ino.0, count: *count, branch: 0, user: 0 }).collect();
     let ping = PingRequest { opens, start: bed.chunks.generation(), ..PingRequest::default() };
     let header = Header { session: bed.who.session, ..Frame::request(Kind::Ping, vec![], vec![]).header };
     bed.meta.serve(&header, &ping.encode_to_vec()).await.unwrap();

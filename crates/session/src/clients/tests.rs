@@ -274,7 +274,7 @@ fn a_session_that_does_not_exist_gets_nothing() {
             assert!(clients.end_session(session).is_none());
             let ping = PingRequest {
                 start: GENERATION,
-                opens: vec![OpenCount { ino: 7, count: 1, branch: 0 }],
+                opens: vec![OpenCount { ino: 7, count: 1, branch: 0, user: 0 }],
                 ..Default::default()
             };
             assert_eq!(clients.reclaim(session, &ping).unwrap(), []);
@@ -392,12 +392,12 @@ fn a_client_reports_its_opens_and_locks_to_the_start_that_asks_for_them() {
             change: change.into(),
             ..LockRequest::default()
         };
-        let early = |request: &LockRequest| clients.lock(6, request).unwrap().early;
+        let early = |request: &LockRequest| clients.lock(6, 0, request).unwrap().early;
         assert!(early(&lock(LockChange::Shared)) && !early(&lock(LockChange::Unlock)));
         let ping = |start, opens: &[(u64, u32)], reclaimed| PingRequest {
             opens: opens
                 .iter()
-                .map(|(ino, count)| OpenCount { ino: *ino, count: *count, branch: 0 })
+                .map(|(ino, count)| OpenCount { ino: *ino, count: *count, branch: 0, user: 0 })
                 .collect(),
             locks: vec![lock(LockChange::Exclusive)],
             start,
@@ -417,10 +417,10 @@ fn a_client_reports_its_opens_and_locks_to_the_start_that_asks_for_them() {
             assert_eq!(clients.owe_opens(), owes, "{start} {opens:?}");
         }
         assert!(!early(&lock(LockChange::Shared)));
-        let reply = clients.lock(6, &lock(LockChange::Shared)).unwrap();
+        let reply = clients.lock(6, 0, &lock(LockChange::Shared)).unwrap();
         assert!(reply.conflict.is_some(), "the lock of session 5 is there again");
         clients.end_session(5).unwrap();
-        assert_eq!(clients.lock(6, &lock(LockChange::Shared)).unwrap(), LockReply::default());
+        assert_eq!(clients.lock(6, 0, &lock(LockChange::Shared)).unwrap(), LockReply::default());
     });
 }
 
@@ -444,7 +444,7 @@ fn bodies_that_make_no_sense_are_refused() {
         }
         for (change, first, last) in [(9, 0, 9), (-1, 0, 9), (LockChange::Shared.into(), 9, 8)] {
             let request = LockRequest { ino: 7, change, first, last, ..LockRequest::default() };
-            assert_eq!(clients.lock(FIRST, &request), Err(Errno::INVAL), "{change} {first}..={last}");
+            assert_eq!(clients.lock(FIRST, 0, &request), Err(Errno::INVAL), "{change} {first}..={last}");
         }
     });
 }
@@ -531,8 +531,8 @@ fn a_released_lock_is_news_for_the_session_that_waits() {
             change: change.into(),
             ..LockRequest::default()
         };
-        assert_eq!(bench.clients.lock(FIRST, &lock(LockChange::Exclusive)), Ok(LockReply::default()));
-        assert!(bench.clients.lock(SECOND, &lock(LockChange::Shared)).unwrap().conflict.is_some());
+        assert_eq!(bench.clients.lock(FIRST, 0, &lock(LockChange::Exclusive)), Ok(LockReply::default()));
+        assert!(bench.clients.lock(SECOND, 0, &lock(LockChange::Shared)).unwrap().conflict.is_some());
         let watching = bench.start({
             let clients = bench.clients.clone();
             // It has heard that it may take part.
@@ -547,7 +547,7 @@ fn a_released_lock_is_news_for_the_session_that_waits() {
         bench.pause().await;
         let reply = WatchReply::decode(&watching.take().unwrap().unwrap()[..]).unwrap();
         assert!(matches!(reply.unlocked[..], [Unlocked { ino: 7, branch: 0, .. }]), "{reply:?}");
-        assert_eq!(bench.clients.lock(SECOND, &lock(LockChange::Shared)), Ok(LockReply::default()));
+        assert_eq!(bench.clients.lock(SECOND, 0, &lock(LockChange::Shared)), Ok(LockReply::default()));
     });
 }
 
@@ -715,9 +715,9 @@ fn a_lock_request_of_a_session_that_has_ended_sets_no_lock() {
         // The request waits for a repair to end; its session is ended.
         clients.end_session(SECOND).unwrap();
         let exclusive = exclusive_lock();
-        assert_eq!(clients.lock(SECOND, &exclusive), Err(Errno::STALE));
+        assert_eq!(clients.lock(SECOND, 0, &exclusive), Err(Errno::STALE));
         drop(serving);
-        assert!(clients.lock(FIRST, &exclusive).unwrap().conflict.is_none());
+        assert!(clients.lock(FIRST, 0, &exclusive).unwrap().conflict.is_none());
     });
 }
 
@@ -748,7 +748,7 @@ fn a_session_that_owes_no_report_sets_no_lock_by_one() {
         let lock = exclusive_lock();
         let ping = PingRequest { locks: vec![lock.clone()], start: GENERATION, ..PingRequest::default() };
         clients.reclaim(SECOND, &ping).unwrap();
-        assert!(clients.lock(FIRST, &lock).unwrap().conflict.is_none());
+        assert!(clients.lock(FIRST, 0, &lock).unwrap().conflict.is_none());
     });
 }
 

@@ -58,6 +58,25 @@ fn giving_up_parts_of_a_lock_is_bounded_by_user() {
 }
 
 /// Regression: one user took all locks of a mount, and root and all other users got none.
+/// Regression: a user of a gateway released the lock of another one by its owner's number.
+#[test]
+fn users_of_one_session_have_owners_of_their_own() {
+    let mut locks = Locks::default();
+    let request = |change: LockChange| LockRequest {
+        ino: 7,
+        owner: 1,
+        last: u64::MAX,
+        change: change.into(),
+        ..LockRequest::default()
+    };
+    let mut ask = |user, change| locks.change_for((1, user), &request(change), false).unwrap().0.conflict;
+    assert_eq!(ask(5, LockChange::Exclusive), None);
+    assert_eq!(ask(6, LockChange::Unlock), None);
+    assert!(ask(6, LockChange::Exclusive).is_some(), "the other one still has it");
+    assert_eq!(ask(5, LockChange::Unlock), None);
+    assert_eq!(ask(6, LockChange::Exclusive), None);
+}
+
 #[test]
 fn a_user_takes_no_locks_from_others() {
     let mut locks = Locks::default();
@@ -229,7 +248,7 @@ fn assert_same(locks: &Locks, model: &Model, what: &str) {
     for (ino, file) in &locks.files {
         for (flock, table) in [false, true].into_iter().zip(&file.tables) {
             for lock in table.iter() {
-                let (session, owner) = lock.owner;
+                let (session, _, owner) = lock.owner;
                 *counts.entry((session, lock.uid)).or_default() += 1;
                 let bytes = found.entry((ino.ino.0, flock, session, owner)).or_default();
                 for byte in lock.first..=lock.last {

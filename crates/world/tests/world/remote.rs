@@ -1035,7 +1035,7 @@ fn numbers_without_sense_are_refused_or_cost_nothing() {
         let ping = request_of(session, 0, Kind::Ping, Vec::new());
         let start = machine.node.serve(ping, true).await.header.generation;
         for count in [u32::MAX, 1, u32::MAX] {
-            let opens = vec![OpenCount { ino: root, count, branch: 0 }];
+            let opens = vec![OpenCount { ino: root, count, branch: 0, user: 0 }];
             let ping = PingRequest { opens, start, ..PingRequest::default() };
             ask(Kind::Ping, 0, ping.encode_to_vec()).await.unwrap();
         }

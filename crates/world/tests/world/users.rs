@@ -8,8 +8,9 @@ use penstock_wire::data::{
     encode_write,
 };
 use penstock_wire::metadata::{
-    ACCESS_READ, ACCESS_WRITE, AttrReply, GrantReply, HelloRequest, InodeRequest, LeaseRequest, MakeRequest,
-    NameRequest, OpenRequest, ROLE_GATEWAY, SetAttrRequest, Time, UserReply, UserRequest, XattrRequest,
+    ACCESS_READ, ACCESS_WRITE, AttrReply, EmptyReply, GrantReply, HelloRequest, InodeRequest, LeaseRequest,
+    LinkRequest, LockChange, LockReply, LockRequest, MakeRequest, NameRequest, OpenRequest, ROLE_GATEWAY,
+    SetAttrRequest, Time, UserReply, UserRequest, XattrRequest,
 };
 use penstock_wire::{Failure, Frame, Kind, SLOTS, session_of_hello};
 use prost::Message;
@@ -50,8 +51,10 @@ impl Gateway {
         payload: Vec<Buf>,
     ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
         loop {
-            let is_change =
-                matches!(kind, Kind::Make | Kind::Open | Kind::SetAttr | Kind::Close | Kind::Lock);
+            let is_change = matches!(
+                kind,
+                Kind::Make | Kind::Open | Kind::SetAttr | Kind::Close | Kind::Lock | Kind::Link
+            );
             self.sequence.set(self.sequence.get() + 1);
             let sequence = if is_change { self.sequence.get() } else { 0 };
             let mut frame = request_of(self.session, sequence, kind, body.clone());
@@ -224,9 +227,14 @@ fn a_user_reaches_inodes_by_names_and_takes_nothing_from_others() {
         let guess = gateway.ask::<AttrReply>(&machine, user, Kind::Open, &open).await.unwrap_err();
         assert_eq!(guess.errno, ESTALE, "{guess}");
         let body = InodeRequest { ino };
-        for kind in [Kind::GetAttr, Kind::ListXattr, Kind::ReadLink, Kind::Lease] {
+        for (kind, errno) in [
+            (Kind::GetAttr, ESTALE),
+            (Kind::ListXattr, ESTALE),
+            (Kind::ReadLink, ESTALE),
+            (Kind::Lease, EBADF),
+        ] {
             let guess = gateway.ask::<AttrReply>(&machine, user, kind, &body).await.unwrap_err();
-            assert_eq!(guess.errno, ESTALE, "{kind:?}: {guess}");
+            assert_eq!(guess.errno, errno, "{kind:?}: {guess}");
         }
         // Once the directory is open to it, the file is too. It takes no lease of a file before it opens it.
         let open_to_all = SetAttrRequest { ino: root, mode: Some(0o711), ..SetAttrRequest::default() };
@@ -242,6 +250,92 @@ fn a_user_reaches_inodes_by_names_and_takes_nothing_from_others() {
             assert!(gateway.lookup(&machine, user, "hidden").await.is_err(), "user {user}");
         }
         gateway.send(&machine, 0, Kind::End, Vec::new(), Vec::new()).await.unwrap();
+        machine.stop().await;
+    });
+}
+
+/// Regression: whatever one user had open, all users of the session could name, close, lock and unlock.
+#[test]
+fn nobody_uses_closes_or_unlocks_what_another_user_has_open() {
+    on_machine(102, async |_, machine| {
+        let gateway = Gateway::begin(&machine).await;
+        let [one, other] = [gateway.name(&machine, 1000).await, gateway.name(&machine, 1001).await];
+        let root = machine.client.root().ino.0;
+        let branch = penstock_base::Branch::MAIN;
+        let open_to_all = SetAttrRequest { ino: root, mode: Some(0o777), ..SetAttrRequest::default() };
+        machine.client.set_attr(branch, open_to_all).await.unwrap();
+        machine.client.sync_all().await.unwrap();
+        let make = async |dir, name: &str, mode| {
+            let make = MakeRequest { dir, name: name.into(), mode, ..MakeRequest::default() };
+            gateway.ask::<AttrReply>(&machine, one, Kind::Make, &make).await.unwrap().attr.unwrap().ino
+        };
+        let private = make(root, "private", 0o040_700).await;
+        let below = make(private, "below", 0o040_755).await;
+        make(below, "secret", 0o100_666).await;
+        let open = OpenRequest { ino: below, access: ACCESS_READ };
+        gateway.ask::<AttrReply>(&machine, one, Kind::Open, &open).await.unwrap();
+        let look = NameRequest { dir: below, name: "secret".into(), directory: false };
+        let guess = gateway.ask::<AttrReply>(&machine, other, Kind::Lookup, &look).await.unwrap_err();
+        assert_eq!(guess.errno, ESTALE, "{guess}");
+
+        let nameless =
+            MakeRequest { dir: root, mode: 0o100_600, open: true, nameless: true, ..MakeRequest::default() };
+        let made: AttrReply = gateway.ask(&machine, one, Kind::Make, &nameless).await.unwrap();
+        let (ino, right) = (made.attr.unwrap().ino, right_of(made.grant.unwrap()));
+        gateway.data(&machine, one, Kind::Write, write_of(Ino(ino), 0), right).await.unwrap();
+        let lock = |change: LockChange| LockRequest {
+            ino,
+            owner: 1,
+            last: u64::MAX,
+            change: change.into(),
+            ..LockRequest::default()
+        };
+        let ask = async |user, change| {
+            let reply = gateway.ask::<LockReply>(&machine, user, Kind::Lock, &lock(change)).await;
+            reply.map(|reply| reply.conflict.is_some()).map_err(|failure| failure.errno)
+        };
+        assert_eq!(ask(one, LockChange::Exclusive).await, Ok(false));
+        for change in [LockChange::Unlock, LockChange::Exclusive, LockChange::Shared] {
+            assert_eq!(ask(other, change).await, Err(EBADF), "{change:?}");
+        }
+        let close = InodeRequest { ino };
+        let closed = gateway.ask::<EmptyReply>(&machine, other, Kind::Close, &close).await;
+        assert_eq!(closed.unwrap_err().errno, EBADF);
+        machine.env.sleep(Duration::from_secs(10)).await;
+        let read = encode_read(&first_block(Ino(ino), 0));
+        let found = gateway.data(&machine, one, Kind::Read, read.clone(), right).await.unwrap();
+        assert_eq!(found[0].to_vec(), [7; BLOCK]);
+        // Its own close drops it, and a read says so.
+        gateway.ask::<EmptyReply>(&machine, one, Kind::Close, &close).await.unwrap();
+        machine.env.sleep(Duration::from_secs(10)).await;
+        let gone = gateway.data(&machine, one, Kind::Read, read, right).await.unwrap_err();
+        assert_eq!(gone.errno, ESTALE, "{gone}");
+        gateway.send(&machine, 0, Kind::End, Vec::new(), Vec::new()).await.unwrap();
+        machine.stop().await;
+    });
+}
+
+/// Regression: a user gave a name to a file of another one whose names were removed.
+#[test]
+fn a_removed_file_gets_no_name_from_a_user() {
+    on_machine(103, async |_, machine| {
+        let file = make(&machine.client, "file").await.unwrap();
+        let branch = penstock_base::Branch::MAIN;
+        let root = machine.client.root();
+        for (ino, mode) in [(file.ino.0, 0o666), (root.ino.0, 0o777)] {
+            let set = SetAttrRequest { ino, mode: Some(mode), ..SetAttrRequest::default() };
+            machine.client.set_attr(branch, set).await.unwrap();
+        }
+        let gateway = Gateway::begin(&machine).await;
+        let user = gateway.name(&machine, 1000).await;
+        gateway.lookup(&machine, user, "file").await.unwrap();
+        gateway.open(&machine, user, file.ino, ACCESS_READ | ACCESS_WRITE).await.unwrap();
+        machine.client.unlink(root, b"file", false).await.unwrap();
+        let link = LinkRequest { ino: file.ino.0, dir: root.ino.0, name: b"kept".to_vec() };
+        let refused = gateway.ask::<AttrReply>(&machine, user, Kind::Link, &link).await.unwrap_err();
+        assert_eq!(refused.errno, 2, "{refused}");
+        gateway.send(&machine, 0, Kind::End, Vec::new(), Vec::new()).await.unwrap();
+        machine.client.release(file).await.unwrap();
         machine.stop().await;
     });
 }

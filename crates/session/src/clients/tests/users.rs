@@ -40,9 +40,17 @@ fn a_gateway_asks_for_users_that_it_has_named_and_a_mount_for_none() {
         clients.reach(who(5, user), INO);
         clients.reach(who(FIRST, 0), INO);
         assert!(clients.has_reached(who(5, user), INO) && !clients.has_reached(who(5, user), id(8)));
-        assert!(!clients.has_open(5, INO) && clients.open(5, INO) && clients.has_open(5, INO));
+        assert!(clients.access_of(who(5, user), INO).is_none());
+        assert!(clients.open_for(who(5, user), INO, 1) && clients.access_of(who(5, user), INO) == Some(1));
+        // After a restart the gateway reports who has what open, and closes that again.
+        let opens = vec![OpenCount { ino: INO.ino.0, count: 2, branch: 0, user }];
+        let ping = PingRequest { opens, start: GENERATION, ..PingRequest::default() };
+        assert_eq!(clients.reclaim(5, &ping), Ok(vec![(INO, 0, 2)]));
+        let closes = [(); 3].map(|()| clients.close_for(who(5, user), INO));
+        assert_eq!(closes, [true, true, false]);
         clients.end_session(5).unwrap();
-        assert!(!clients.has_reached(who(5, user), INO) && !clients.has_open(5, INO));
+        assert!(!clients.has_reached(who(5, user), INO));
+        assert!(!clients.open_for(who(5, user), INO, 1), "it has ended");
     });
 }
 
@@ -63,5 +71,32 @@ fn a_gateway_has_its_role_and_users_again_after_a_restart() {
         assert_eq!(info(&bench.clients), (Role::Gateway, 1));
         assert_eq!(info(&later), (Role::Gateway, 0), "users are named to each start");
         assert_eq!(later.add_user(5, named), Ok(user), "the number follows from the ids");
+    });
+}
+
+/// After a restart a gateway reports whose locks it had. One user's are not another's.
+#[test]
+fn locks_of_users_are_told_apart_also_after_a_restart() {
+    with_two_clients(async |bench| {
+        let gateway = SessionRow { role: Role::Gateway, ..far(5) };
+        let mut writes = WriteSet::new();
+        bench.clients.begin_session(key_of(5), gateway, &mut writes);
+        bench.kv.commit(writes).await.unwrap();
+        let later = Clients::load(&bench.env, &*bench.kv, GENERATION).await.unwrap();
+        let user = |uid| later.add_user(5, UserRequest { uid, gid: 100, groups: vec![] }).unwrap();
+        let [one, other] = [user(1000), user(1001)];
+        let lock = |change: LockChange| LockRequest { change: change.into(), ..exclusive_lock() };
+        let locks = vec![LockRequest { user: one, ..exclusive_lock() }];
+        let opens = [one, other].map(|user| OpenCount { ino: INO.ino.0, count: 1, branch: 0, user }).to_vec();
+        let ping = PingRequest { opens, locks, reclaimed: true, start: GENERATION };
+        assert_eq!(later.reclaim(5, &ping), Ok(vec![(INO, 0, 2)]), "both have it open");
+        let ask = |user, change| later.lock(5, user, &lock(change)).unwrap().conflict.is_some();
+        assert!(ask(other, LockChange::Exclusive));
+        assert!(!ask(other, LockChange::Unlock), "there is none of its own to release");
+        assert!(ask(other, LockChange::Shared) && !ask(one, LockChange::Unlock));
+        assert!(!ask(other, LockChange::Exclusive) && ask(one, LockChange::Shared));
+        later.end_session(5).unwrap();
+        later.begin_session(key_of(6), local(6), &mut WriteSet::new());
+        assert!(later.lock(6, 0, &exclusive_lock()).unwrap().conflict.is_none());
     });
 }

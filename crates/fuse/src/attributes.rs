@@ -2,7 +2,6 @@
 
 use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrExt, SetxattrIn, StatfsOut, fattr};
 use crate::attr::{VALID, attributes, errno, extended, time_of};
-use crate::data::CAPABILITY;
 use crate::device::{Answer, Request};
 use crate::session::Session;
 use futures_util::{StreamExt, stream};
@@ -11,7 +10,7 @@ use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Env, ErrorKind, FileId, LocalBoxFuture};
 use penstock_client::{Hold, Purpose, SetAttrRequest};
 use penstock_wire::Failure;
-use penstock_wire::metadata::{Attr, Time, XattrRequest, set_id_bits};
+use penstock_wire::metadata::{Attr, CAPABILITY, Time, XattrRequest, set_id_bits};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::convert::Infallible;

@@ -14,12 +14,11 @@ use penstock_base::{FileId, HeldRange};
 use penstock_client::{Hold, KernelCache, MOST_COPIED, Purpose, Staged};
 use penstock_wire::Failure;
 use penstock_wire::data::SpaceChange;
+use penstock_wire::metadata::CAPABILITY;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::pin::pin;
 
-/// The extended attribute that gives a program capabilities (capabilities(7)).
-pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// `O_DSYNC`. `O_SYNC` contains its bits.
 const DSYNC: u32 = libc::O_DSYNC as u32;
 const SEEK_DATA: u32 = 3;

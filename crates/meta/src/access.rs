@@ -8,14 +8,14 @@
 
 use crate::acl::{ACCESS, Acl};
 use crate::error::MetaError;
-use crate::inode::{FileKind, Inode};
+use crate::inode::{FileKind, Inode, SET_GROUP_ID, STICKY};
 use crate::names::Names;
 use crate::parts::Parts;
-use crate::rows::{decode_xattr, xattr_key};
-use penstock_base::{DecodeError, FileId, Ino};
+use crate::rows::{decode_acl, xattr_key};
+use penstock_base::{FileId, Ino};
 use penstock_session::{Request, User, grants};
 use penstock_wire::data::Right;
-use penstock_wire::metadata::{ACCESS_READ, ACCESS_WRITE, GrantReply};
+use penstock_wire::metadata::{ACCESS_READ, ACCESS_WRITE, GrantReply, set_id_bits};
 use rustix::io::Errno;
 use std::rc::Rc;
 
@@ -26,11 +26,7 @@ pub(crate) const WRITE: u32 = 2;
 /// To execute a file, or to look up names in a directory.
 pub(crate) const EXECUTE: u32 = 1;
 
-const SET_USER_ID: u32 = 0o4000;
-const SET_GROUP_ID: u32 = 0o2000;
-const STICKY: u32 = 0o1000;
 const GROUP_BITS: u32 = 0o070;
-const GROUP_EXECUTES: u32 = 0o010;
 const ALL_EXECUTE: u32 = 0o111;
 
 /// The one who asks.
@@ -185,8 +181,7 @@ impl<'a> Asker<'a> {
         if self.owns(inode) {
             return Ok(());
         }
-        let gives_group = inode.mode & (SET_GROUP_ID | GROUP_EXECUTES) == SET_GROUP_ID | GROUP_EXECUTES;
-        if inode.kind() != FileKind::Regular || inode.mode & SET_USER_ID != 0 || gives_group {
+        if inode.kind() != FileKind::Regular || set_id_bits(inode.mode) != 0 {
             return Err(Errno::PERM.into());
         }
         self.may(inode, READ | WRITE).await.map_err(|error| match error {
@@ -222,9 +217,8 @@ impl<'a> Asker<'a> {
     /// The mode of a file that the user makes in a directory. A file that others may execute as a group gets
     /// no set-group-id bit of a directory's group that the user is not in.
     pub(crate) fn mode_to_make(&self, mode: u32, dir: &Inode) -> u32 {
-        const BOTH: u32 = SET_GROUP_ID | GROUP_EXECUTES;
         let is_foreign = |user: &User| !user.is_root() && !user.is_in(dir.gid);
-        let strips = mode & BOTH == BOTH && dir.mode & SET_GROUP_ID != 0;
+        let strips = set_id_bits(mode) & SET_GROUP_ID != 0 && dir.mode & SET_GROUP_ID != 0;
         match self.user().is_some_and(is_foreign) && strips {
             true => mode & !SET_GROUP_ID,
             false => mode,
@@ -238,8 +232,7 @@ async fn stored(names: &Names, ino: Ino) -> Result<Option<Acl>, MetaError> {
         return Ok(None);
     }
     let row = names.kv().get(xattr_key(ino, ACCESS)).await?;
-    let bad = DecodeError::Bad { what: "access control list", why: "not one that can be set" };
-    row.map(|row| Acl::decode(decode_xattr(&row)?).map_err(|_| bad.into())).transpose()
+    Ok(row.map(|row| decode_acl(&row)).transpose()?)
 }
 
 /// True if a user has this access to an inode with this access list.

@@ -11,6 +11,10 @@ const MISCOUNTED: DecodeError =
     DecodeError::Bad { what: "inode", why: "its links, entries or truncate generation cannot be right" };
 /// Type bits of a directory's mode.
 pub(crate) const DIRECTORY: u32 = 0o040_000;
+/// A mode's bit by which a program runs with the file's group, and a directory gives its group to new inodes.
+pub(crate) const SET_GROUP_ID: u32 = 0o2000;
+/// A directory's bit by which only owners remove names.
+pub(crate) const STICKY: u32 = 0o1000;
 const TYPE_MASK: u32 = 0o170_000;
 /// FIFO, character device, directory, block device, regular file, symbolic link, socket.
 const TYPES: [u32; 7] = [0o010_000, 0o020_000, DIRECTORY, 0o060_000, 0o100_000, 0o120_000, 0o140_000];

@@ -19,8 +19,6 @@ use crate::parts::Parts;
 use penstock_wire::metadata::{Attr, AttrReply};
 use prost::Message;
 
-const SET_GROUP_ID: u32 = 0o2000;
-
 /// Encodes a reply with an inode's attributes.
 async fn attr_reply(parts: &Parts, inode: &Inode) -> Result<Vec<u8>, MetaError> {
     Ok(encode_attr(parts.attr(inode).await?))

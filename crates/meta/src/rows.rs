@@ -10,6 +10,7 @@
 pub mod reserved;
 
 use crate::NAME_MAX;
+use crate::acl::Acl;
 use penstock_base::codec::{row_key, row_words};
 use penstock_base::{ArrayId, Birth, Dec, DecodeError, Enc, Features, Id128, Ino, PoolId};
 use penstock_kv::Range;
@@ -107,6 +108,12 @@ pub fn decode_xattr(row: &[u8]) -> Result<&[u8], DecodeError> {
     let format = dec.u8()?;
     dec.check_format(format, XATTR_FORMAT)?;
     dec.raw(dec.left())
+}
+
+/// Decodes the value of an attribute that is an access control list.
+pub(crate) fn decode_acl(row: &[u8]) -> Result<Acl, DecodeError> {
+    let bad = DecodeError::Bad { what: "access control list", why: "not one that can be set" };
+    Acl::decode(decode_xattr(row)?).map_err(|_| bad)
 }
 
 /// Range of all extended attributes.

@@ -228,21 +228,21 @@ impl MetaTarget {
     /// that. With `remote` (a client of another process) the session has a lease time.
     pub async fn hello(&self, number: u64, body: &[u8], remote: bool) -> Result<Vec<u8>, Failure> {
         let request: HelloRequest = Message::decode(body).map_err(MetaError::from)?;
-        let name = Self::check_hello(&request)?;
+        let (name, role) = Self::check_hello(&request)?;
         match number {
-            0 => Ok(self.begin_session(name, request, remote).await?),
+            0 => Ok(self.begin_session((name, role), request, remote).await?),
             _ => Ok(self.greeted(number, self.parts.clients.goes_on(name, number, remote)?)),
         }
     }
 
-    /// Returns the name of the session that is asked for. Fails if the request asks for anything that this
-    /// release does not have.
-    fn check_hello(request: &HelloRequest) -> Result<Id128, MetaError> {
+    /// Returns the name and the role of the session that is asked for. Fails if the request asks for anything
+    /// that this release does not have.
+    fn check_hello(request: &HelloRequest) -> Result<(Id128, Role), MetaError> {
         let name = <[u8; 16]>::try_from(&request.name[..]).map(Id128).unwrap_or_default();
         if name.is_nil() {
             return Err(MetaError::Request("the name of a session is 16 random bytes".into()));
         }
-        role_of(request.role)?;
+        let role = role_of(request.role)?;
         if !request.fileset.is_empty() {
             return Err(MetaError::Request(format!("there is no fileset {:?}", request.fileset)));
         }
@@ -252,18 +252,17 @@ impl MetaTarget {
         if request.client.len() > NAME_BYTES || request.mount.len() > PATH_BYTES {
             return Err(MetaError::Request("the name of a client or of its mount is too long".into()));
         }
-        Ok(name)
+        Ok((name, role))
     }
 
     async fn begin_session(
         &self,
-        name: Id128,
+        (name, role): (Id128, Role),
         request: HelloRequest,
         remote: bool,
     ) -> Result<Vec<u8>, MetaError> {
         let turn = self.parts.names.turn().await;
         // The reply to an earlier Hello was lost.
-        let role = role_of(request.role)?;
         if let Some((session, lease_ms)) = self.parts.clients.greeted_again(name, role, remote)? {
             // Removed files may have waited for a report of this session.
             self.parts.wake_reaper();

@@ -52,10 +52,12 @@ impl LockKey for SlotKey {
 
 /// True for a kind of request after which its session may own leases or cache something.
 pub fn joins(kind: Kind) -> bool {
-    !matches!(
-        kind,
-        Kind::Hello | Kind::Ping | Kind::End | Kind::Watch | Kind::User | Kind::Sync | Kind::StatFs
-    )
+    kind != Kind::Hello && !is_about_session(kind)
+}
+
+/// True for a kind of request of a session that is about no file and for no user.
+fn is_about_session(kind: Kind) -> bool {
+    matches!(kind, Kind::Ping | Kind::End | Kind::Watch | Kind::User | Kind::Sync | Kind::StatFs)
 }
 
 /// The error of a request whose body is not allowed.
@@ -236,12 +238,10 @@ impl Clients {
         let (Some(role), Some(users)) = (sessions.role(session), sessions.users(session)) else {
             return Err(ended(session));
         };
-        let is_about_session =
-            matches!(kind, Kind::Ping | Kind::Watch | Kind::End | Kind::User | Kind::Sync | Kind::StatFs);
         let why = match (role, user) {
             (Role::Mount, 0) => return Ok(()),
             (Role::Mount, _) => format!("{kind:?}: the session asks for no user"),
-            (Role::Gateway, 0) if is_about_session => return Ok(()),
+            (Role::Gateway, 0) if is_about_session(kind) => return Ok(()),
             (Role::Gateway, 0) => format!("{kind:?}: a gateway asks for a user"),
             (Role::Gateway, _) if users.get(user).is_some() => return Ok(()),
             // The service may have been started again.
@@ -475,16 +475,15 @@ impl Clients {
             let limit = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
             limit.is_some_and(|limit| owed.get(&info.id).is_some_and(|owed| *owed > limit))
         };
-        let infos: Vec<SessionInfo> = sessions.infos(self.env.now()).into_iter().filter(overdue).collect();
-        let overdue = infos.iter().map(|info| (info.id, oldest[&info.id])).collect();
-        let to_end = Unanswered::to_end(&overdue);
-        let infos = infos.into_iter().filter(|info| to_end.contains(&info.id));
-        infos
-            .map(|info| {
-                let Oldest { call, .. } = oldest[&info.id];
-                (info, call)
-            })
-            .collect()
+        let mut infos: Vec<SessionInfo> = sessions.infos(self.env.now());
+        infos.retain(overdue);
+        let to_end = Unanswered::to_end(&infos.iter().map(|info| (info.id, oldest[&info.id])).collect());
+        infos.retain(|info| to_end.contains(&info.id));
+        let with_call = |info: SessionInfo| {
+            let call = oldest[&info.id].call;
+            (info, call)
+        };
+        infos.into_iter().map(with_call).collect()
     }
 
     /// True if a session has not answered a call yet.

@@ -148,12 +148,11 @@ impl Leases {
         std::mem::take(&mut self.told)
     }
 
-    /// Calls a session. Returns the number of the call.
-    fn call(&mut self, call: Call) -> u64 {
+    /// Calls a session, under the next number.
+    fn call(&mut self, call: Call) {
         let number = self.next();
         self.told.insert(call.session);
         self.calls.insert(number, call);
-        number
     }
 
     /// Adds to the news of a session, under the next number.

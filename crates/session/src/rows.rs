@@ -149,6 +149,10 @@ mod tests {
 
     const KEY: Id128 = Id128([0xab; 16]);
 
+    fn row_of(role: Role, mount: &str) -> SessionRow {
+        SessionRow { number: 5, client: "host".into(), mount: mount.into(), lease_ms: 300, role }
+    }
+
     #[test]
     fn rows_are_as_in_the_first_release() {
         let (zero, id) = ("0000000000000000", "ab".repeat(16));
@@ -159,21 +163,13 @@ mod tests {
         assert_eq!(hex(&result.encode()), format!("02{id}{wanted}"));
         assert_eq!(ResultRow::decode(&result.encode()), Ok(result));
 
-        let session = SessionRow {
-            number: 5,
-            client: "host".into(),
-            mount: "/m".into(),
-            lease_ms: 300,
-            role: Role::Mount,
-        };
+        let session = row_of(Role::Mount, "/m");
         let wanted =
             "02 0500000000000000 2c010000 01 00000000 04000000 686f7374 02000000 2f6d".replace(' ', "");
         assert_eq!(hex(&session.encode()), wanted);
         assert_eq!(SessionRow::decode(&session.encode()), Ok(session));
         assert_eq!(decode_session_key(&session_key(KEY)), Ok(KEY));
-        let gateway =
-            SessionRow { number: 5, client: "host".into(), role: Role::Gateway, ..SessionRow::default() };
-        let gateway = SessionRow { lease_ms: 300, ..gateway };
+        let gateway = row_of(Role::Gateway, "");
         let wanted = "02 0500000000000000 2c010000 03 00000000 04000000 686f7374 00000000".replace(' ', "");
         assert_eq!(hex(&gateway.encode()), wanted);
         assert_eq!(SessionRow::decode(&gateway.encode()), Ok(gateway));
@@ -183,13 +179,7 @@ mod tests {
     fn bytes_that_are_no_row_are_refused() {
         assert!(decode_session_key(&session_key(Id128::NIL)).is_err(), "the name of no session");
         assert!(decode_session_key(&session_key(KEY)[1..]).is_err());
-        let session = SessionRow {
-            number: 5,
-            client: "host".into(),
-            mount: "/m".into(),
-            lease_ms: 300,
-            role: Role::Mount,
-        };
+        let session = row_of(Role::Mount, "/m");
         let result = ResultRow { session: KEY, slot: 2, sequence: 66, body: vec![8, 7] };
         let (session, result) = (session.encode(), result.encode());
         for len in 0..session.len() {

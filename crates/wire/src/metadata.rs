@@ -17,6 +17,9 @@ pub fn set_id_bits(mode: u32) -> u32 {
     }
 }
 
+/// The extended attribute that gives a program capabilities (capabilities(7)).
+pub const CAPABILITY: &[u8] = b"security.capability";
+
 /// Nanoseconds in a second: the end of [`Time::nsec`].
 pub const NSEC_END: u32 = 1_000_000_000;
 

@@ -5,8 +5,8 @@ use crate::acl::{ACCESS, Acl, DEFAULT};
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::names::Turn;
-use crate::rows::{decode_xattr, encode_xattr, xattr_key};
-use penstock_base::{DecodeError, Ino};
+use crate::rows::{decode_acl, encode_xattr, xattr_key};
+use penstock_base::Ino;
 use penstock_kv::WriteSet;
 use rustix::io::Errno;
 
@@ -20,8 +20,7 @@ async fn stored(turn: &Turn<'_>, ino: Ino, name: &[u8]) -> Result<Option<Acl>, M
         turn.absent().acl.insert(ino);
     }
     let row = rows.swap_remove(usize::from(name == DEFAULT));
-    let bad = DecodeError::Bad { what: "access control list", why: "not one that can be set" };
-    row.map(|row| Acl::decode(decode_xattr(&row)?).map_err(|_| bad.into())).transpose()
+    Ok(row.map(|row| decode_acl(&row)).transpose()?)
 }
 
 /// Gives a new inode the lists and permissions that its directory's default list says, or else applies

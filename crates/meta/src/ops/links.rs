@@ -1,9 +1,9 @@
 //! Operations that add, find and remove names: lookup, make, link, unlink.
 
-use super::{SET_GROUP_ID, acl, attr_reply, encode_attr};
+use super::{acl, attr_reply, encode_attr};
 use crate::access::{Asker, EXECUTE, WRITE};
 use crate::error::MetaError;
-use crate::inode::{Data, FileKind, Inode, Layout, is_device, is_directory};
+use crate::inode::{Data, FileKind, Inode, Layout, SET_GROUP_ID, is_device, is_directory};
 use crate::names::{Turn, entry_row};
 use crate::parts::Parts;
 use crate::rows::{entry_key, removed_key};
@@ -79,6 +79,14 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
     Ok(reply)
 }
 
+/// Fails with EEXIST if a directory has a name.
+async fn check_free(turn: &Turn<'_>, dir: &Inode, name: &[u8]) -> Result<(), MetaError> {
+    match turn.find(dir.ino, name).await?.entry {
+        None => Ok(()),
+        Some(_) => Err(Errno::EXIST.into()),
+    }
+}
+
 /// Fails unless the one who asks may make this inode in a directory. Returns the request with the owner and
 /// the mode that the inode gets.
 async fn may_make(
@@ -91,8 +99,8 @@ async fn may_make(
     let Some(user) = asker.user() else { return Ok(request) };
     (request.uid, request.gid) = (user.uid, user.gid);
     asker.may(dir, EXECUTE).await?;
-    if !request.nameless && turn.find(dir.ino, &request.name).await?.entry.is_some() {
-        return Err(Errno::EXIST.into());
+    if !request.nameless {
+        check_free(turn, dir, &request.name).await?;
     }
     asker.may(dir, WRITE | EXECUTE).await?;
     if is_device(request.mode) {
@@ -165,9 +173,7 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
     let mut dir = turn.directory(Ino(request.dir)).await?;
     if !asker.is_trusted() {
         asker.may(&dir, EXECUTE).await?;
-        if turn.find(dir.ino, &request.name).await?.entry.is_some() {
-            return Err(Errno::EXIST.into());
-        }
+        check_free(&turn, &dir, &request.name).await?;
         if inode.nlink == 0 {
             // Its names were removed. A file that was made without one gets a name through a mount only.
             return Err(Errno::NOENT.into());

@@ -1,6 +1,6 @@
 //! Attributes: reading and changing them, truncating a file, and statfs.
 
-use super::xattr::{CAPABILITIES, has_capabilities};
+use super::xattr::has_capabilities;
 use super::{acl, encode_attr};
 use crate::STEP_CHUNKS;
 use crate::access::{Asker, WRITE};
@@ -12,7 +12,7 @@ use penstock_base::{BLOCK_BYTES, FileId, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError, Known};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::metadata::{SetAttrRequest, StatFsReply, Time};
+use penstock_wire::metadata::{CAPABILITY, SetAttrRequest, StatFsReply, Time};
 use prost::Message;
 use rustix::io::Errno;
 
@@ -80,7 +80,7 @@ pub(crate) async fn set_attr(
         inode.drop_set_id();
         if !asker.is_trusted() && has_capabilities(parts, inode.ino).await? {
             // The kernel of a mount asks for that itself.
-            writes.delete(xattr_key(inode.ino, CAPABILITIES));
+            writes.delete(xattr_key(inode.ino, CAPABILITY));
         }
     }
     if let Some(mode) = request.mode {

@@ -1,17 +1,17 @@
 //! Extended attributes, one row each.
 
-use super::{SET_GROUP_ID, acl, attr_reply};
+use super::{acl, attr_reply};
 use crate::access::{Asker, READ, WRITE};
 use crate::acl::{ACCESS, DEFAULT, is_acl};
 use crate::error::MetaError;
-use crate::inode::{FileKind, Inode};
+use crate::inode::{FileKind, Inode, SET_GROUP_ID, STICKY};
 use crate::parts::Parts;
 use crate::rows::{decode_xattr, encode_xattr, xattr_key, xattr_name, xattr_range};
 use crate::{NAME_MAX, XATTR_MAX};
 use penstock_base::Ino;
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::metadata::{BytesReply, InodeRequest, NamesReply, XattrRequest};
+use penstock_wire::metadata::{BytesReply, CAPABILITY, InodeRequest, NamesReply, XattrRequest};
 use prost::Message;
 use rustix::io::Errno;
 
@@ -22,17 +22,13 @@ const MOST: usize = 1024;
 const TRUSTED: &[u8] = b"trusted.";
 const SECURITY: &[u8] = b"security.";
 const USER: &[u8] = b"user.";
-const STICKY: u32 = 0o1000;
-
-/// The attribute that gives a program capabilities of user 0.
-pub(super) const CAPABILITIES: &[u8] = b"security.capability";
 
 /// True if a file gives capabilities of user 0 to whoever executes it.
 pub(crate) async fn has_capabilities(parts: &Parts, ino: Ino) -> Result<bool, MetaError> {
     if parts.names.absent().xattrs.contains(&ino) {
         return Ok(false);
     }
-    Ok(parts.names.kv().get(xattr_key(ino, CAPABILITIES)).await?.is_some())
+    Ok(parts.names.kv().get(xattr_key(ino, CAPABILITY)).await?.is_some())
 }
 
 /// Fails unless the one who asks may read an attribute.

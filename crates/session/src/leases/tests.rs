@@ -8,6 +8,7 @@ fn id(ino: u64) -> FileId {
 
 const FIRST: u64 = 1;
 const SECOND: u64 = 2;
+const THIRD: u64 = 3;
 
 fn calls_of(leases: &Leases, session: u64) -> Vec<u64> {
     let calls = leases.calls.iter().filter(|(_, call)| call.session == session && call.file.is_none());
@@ -173,6 +174,12 @@ fn a_stop_is_done_with_a_client_that_keeps_nothing_in_every_order() {
 }
 
 /// Two sessions that take part and know that they are not alone.
+fn three_sessions() -> Leases {
+    let mut leases = two_sessions();
+    assert!(leases.join(THIRD));
+    leases
+}
+
 fn two_sessions() -> Leases {
     let mut leases = Leases::default();
     assert!(leases.join(FIRST));
@@ -362,9 +369,7 @@ fn a_sync_is_asked_of_all_that_owe_everything() {
 #[test]
 fn a_lease_is_granted_in_the_order_of_requests_as_soon_as_it_is_free() {
     const INO: FileId = FileId::of_numbers(0, 7);
-    const THIRD: u64 = 3;
-    let mut leases = two_sessions();
-    assert!(leases.join(THIRD));
+    let mut leases = three_sessions();
     leases.ask(FIRST, INO, true);
     assert_eq!(leases.ask(SECOND, INO, true), Asked::Waits);
     assert_eq!(leases.ask(THIRD, INO, false), Asked::Waits);
@@ -488,9 +493,7 @@ fn a_request_for_less_does_not_end_the_wait_for_more() {
 #[test]
 fn all_that_wait_for_a_session_go_on_when_it_ends() {
     const INO: FileId = FileId::of_numbers(0, 7);
-    const THIRD: u64 = 3;
-    let mut leases = two_sessions();
-    assert!(leases.join(THIRD));
+    let mut leases = three_sessions();
     leases.ask(FIRST, INO, true);
     assert_eq!(leases.ask_to_sync(SECOND, INO, 5), Asked::Waits);
     assert_eq!(leases.ask_to_resize(THIRD, INO), Asked::Waits);

@@ -114,6 +114,12 @@ impl Gateway {
     }
 }
 
+/// Sets the mode of an inode through the mount.
+async fn set_mode(machine: &Machine, ino: u64, mode: u32) {
+    let set = SetAttrRequest { ino, mode: Some(mode), ..SetAttrRequest::default() };
+    machine.client.set_attr(penstock_base::Branch::MAIN, set).await.unwrap();
+}
+
 fn right_of(grant: GrantReply) -> Right {
     Right { grant: grant.grant, proof: grant.proof[..].try_into().unwrap() }
 }
@@ -137,8 +143,7 @@ fn a_user_reads_and_writes_with_the_grant_of_an_open_file_only() {
         let gateway = Gateway::begin(&machine).await;
         let [own, other] = [gateway.name(&machine, 1000).await, gateway.name(&machine, 1001).await];
         let root = machine.client.root().ino.0;
-        let open_to_all = SetAttrRequest { ino: root, mode: Some(0o777), ..SetAttrRequest::default() };
-        machine.client.set_attr(penstock_base::Branch::MAIN, open_to_all).await.unwrap();
+        set_mode(&machine, root, 0o777).await;
         let make = MakeRequest {
             dir: root,
             name: "mine".into(),
@@ -211,8 +216,7 @@ fn a_user_reaches_inodes_by_names_and_takes_nothing_from_others() {
     on_machine(100, async |_, machine| {
         let hidden = make(&machine.client, "hidden").await.unwrap();
         let branch = penstock_base::Branch::MAIN;
-        let all = SetAttrRequest { ino: hidden.ino.0, mode: Some(0o666), ..SetAttrRequest::default() };
-        machine.client.set_attr(branch, all).await.unwrap();
+        set_mode(&machine, hidden.ino.0, 0o666).await;
         let root = machine.client.root().ino.0;
         let closed =
             SetAttrRequest { ino: root, mode: Some(0o700), uid: Some(5), ..SetAttrRequest::default() };
@@ -237,8 +241,7 @@ fn a_user_reaches_inodes_by_names_and_takes_nothing_from_others() {
             assert_eq!(guess.errno, errno, "{kind:?}: {guess}");
         }
         // Once the directory is open to it, the file is too. It takes no lease of a file before it opens it.
-        let open_to_all = SetAttrRequest { ino: root, mode: Some(0o711), ..SetAttrRequest::default() };
-        machine.client.set_attr(branch, open_to_all).await.unwrap();
+        set_mode(&machine, root, 0o711).await;
         gateway.lookup(&machine, user, "hidden").await.unwrap();
         let lease = LeaseRequest { ino, exclusive: true, first: 0, last: u64::MAX };
         let refused = gateway.send(&machine, user, Kind::Lease, lease.encode_to_vec(), Vec::new()).await;
@@ -261,9 +264,7 @@ fn nobody_uses_closes_or_unlocks_what_another_user_has_open() {
         let gateway = Gateway::begin(&machine).await;
         let [one, other] = [gateway.name(&machine, 1000).await, gateway.name(&machine, 1001).await];
         let root = machine.client.root().ino.0;
-        let branch = penstock_base::Branch::MAIN;
-        let open_to_all = SetAttrRequest { ino: root, mode: Some(0o777), ..SetAttrRequest::default() };
-        machine.client.set_attr(branch, open_to_all).await.unwrap();
+        set_mode(&machine, root, 0o777).await;
         machine.client.sync_all().await.unwrap();
         let make = async |dir, name: &str, mode| {
             let make = MakeRequest { dir, name: name.into(), mode, ..MakeRequest::default() };
@@ -320,11 +321,9 @@ fn nobody_uses_closes_or_unlocks_what_another_user_has_open() {
 fn a_removed_file_gets_no_name_from_a_user() {
     on_machine(103, async |_, machine| {
         let file = make(&machine.client, "file").await.unwrap();
-        let branch = penstock_base::Branch::MAIN;
         let root = machine.client.root();
         for (ino, mode) in [(file.ino.0, 0o666), (root.ino.0, 0o777)] {
-            let set = SetAttrRequest { ino, mode: Some(mode), ..SetAttrRequest::default() };
-            machine.client.set_attr(branch, set).await.unwrap();
+            set_mode(&machine, ino, mode).await;
         }
         let gateway = Gateway::begin(&machine).await;
         let user = gateway.name(&machine, 1000).await;
@@ -345,8 +344,7 @@ fn set_id_bits_go_before_a_user_changes_a_file() {
     on_machine(101, async |_, machine| {
         let file = make(&machine.client, "program").await.unwrap();
         let branch = penstock_base::Branch::MAIN;
-        let set_id = SetAttrRequest { ino: file.ino.0, mode: Some(0o6777), ..SetAttrRequest::default() };
-        machine.client.set_attr(branch, set_id).await.unwrap();
+        set_mode(&machine, file.ino.0, 0o6777).await;
         machine.client.sync_all().await.unwrap();
         let gateway = Gateway::begin(&machine).await;
         let user = gateway.name(&machine, 1000).await;

@@ -2,6 +2,14 @@
 
 use super::*;
 
+/// Begins session 5, of a gateway, which a restart knows.
+async fn begin_gateway(bench: &Bench) {
+    let gateway = SessionRow { role: Role::Gateway, ..far(5) };
+    let mut writes = WriteSet::new();
+    bench.clients.begin_session(key_of(5), gateway, &mut writes);
+    bench.kv.commit(writes).await.unwrap();
+}
+
 #[test]
 fn a_gateway_asks_for_users_that_it_has_named_and_a_mount_for_none() {
     with_two_clients(async |bench| {
@@ -57,10 +65,7 @@ fn a_gateway_asks_for_users_that_it_has_named_and_a_mount_for_none() {
 #[test]
 fn a_gateway_has_its_role_and_users_again_after_a_restart() {
     with_two_clients(async |bench| {
-        let gateway = SessionRow { role: Role::Gateway, ..far(5) };
-        let mut writes = WriteSet::new();
-        bench.clients.begin_session(key_of(5), gateway, &mut writes);
-        bench.kv.commit(writes).await.unwrap();
+        begin_gateway(bench).await;
         let named = UserRequest { uid: 1000, gid: 100, groups: vec![] };
         let user = bench.clients.add_user(5, named.clone()).unwrap();
         let later = Clients::load(&bench.env, &*bench.kv, GENERATION + 1).await.unwrap();
@@ -78,10 +83,7 @@ fn a_gateway_has_its_role_and_users_again_after_a_restart() {
 #[test]
 fn locks_of_users_are_told_apart_also_after_a_restart() {
     with_two_clients(async |bench| {
-        let gateway = SessionRow { role: Role::Gateway, ..far(5) };
-        let mut writes = WriteSet::new();
-        bench.clients.begin_session(key_of(5), gateway, &mut writes);
-        bench.kv.commit(writes).await.unwrap();
+        begin_gateway(bench).await;
         let later = Clients::load(&bench.env, &*bench.kv, GENERATION).await.unwrap();
         let user = |uid| later.add_user(5, UserRequest { uid, gid: 100, groups: vec![] }).unwrap();
         let [one, other] = [user(1000), user(1001)];

@@ -1,13 +1,11 @@
 //! Reads and writes of whole blocks of a file.
 
 use crate::file_state::FileState;
-use crate::session::Session;
+use crate::session::{Errand, Session};
 use futures_util::future::join_all;
 use penstock_base::num::to_usize;
-use penstock_base::{
-    BLOCK_BYTES, Buf, BufMut, ErrorKind, FileId, MAX_FILE_BYTES, Piece, Span, crc32c_blocks,
-};
-use penstock_wire::data::{ChunkRef, encode_read, encode_write};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, ErrorKind, FileId, MAX_FILE_BYTES, Piece, Span};
+use penstock_wire::data::{ChunkRef, encode_read};
 use penstock_wire::{Failure, Kind};
 
 pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -74,25 +72,11 @@ impl Blocks<'_> {
 
     /// Writes whole blocks.
     pub(crate) async fn write(&self, state: &FileState, first: u64, data: &Buf) -> Result<(), Failure> {
-        assert!(data.len().is_multiple_of(BLOCK_BYTES), "blocks are written as a whole");
-        let crcs = crc32c_blocks(data);
-        let mut done = 0;
-        let mut writes = Vec::new();
-        let span = Span { first, count: crcs.len() as u64 };
-        for Piece { unit: chunk, blocks } in span.pieces(state.chunk_blocks()) {
-            let (block, count) = (blocks.start, blocks.end - blocks.start);
-            let range = done..done + count as usize;
-            done = range.end;
-            let (ino, truncations) = (self.file.ino, state.truncations());
-            let request = ChunkRef { ino, chunk, block, count, truncations };
-            let body = encode_write(&request, &crcs[range.clone()]);
-            let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
-            writes.push(self.session.data(Kind::Write, self.file.branch, body, payload));
-        }
-        assert_eq!(done, crcs.len(), "every block is written once");
-        // Waits for all: within a process, a dropped call would interrupt the services in the middle of a
-        // request.
-        join_all(writes).await.into_iter().try_for_each(|result| result.map(|_| ()))
+        let Self { session, file } = *self;
+        session.kept().room().await?;
+        session.send_blocks(Errand::Usual, (file, state), first, data).await?;
+        session.kept().add_blocks(file, first, data);
+        Ok(())
     }
 
     /// Zeroes the bytes of the last block behind the end of the file, before the file grows over them.

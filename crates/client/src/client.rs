@@ -7,6 +7,7 @@ use crate::kernel::KernelCache;
 use crate::lease::Purpose;
 use crate::leases::Ownership;
 use crate::losses::Reported;
+use crate::recovery::recovery_task;
 use crate::session::{ClientLatency, Session};
 use crate::sync::Begun;
 use crate::writer::Staged;
@@ -50,6 +51,7 @@ impl Client {
         if let Some(lease) = lease {
             env.spawn("client lease", Box::pin(watch::lease_task(session.clone(), lease)));
             env.spawn("client lapse", Box::pin(watch::lapse_task(session.clone())));
+            env.spawn("client recovery", Box::pin(recovery_task(session.clone())));
         }
         Ok(Rc::new(Self { session, root }))
     }
@@ -167,7 +169,6 @@ impl Client {
         let session = &self.session;
         let mark = session.recent().mark();
         let reply = {
-            let _opening = session.opening().read().await;
             let reply: AttrReply =
                 session.once(Kind::Open, file.branch, &InodeRequest { ino: file.ino.0 }).await?;
             if session.leases().covers(file) {
@@ -194,12 +195,9 @@ impl Client {
 
     /// Closes one handle of a file.
     pub async fn release(&self, file: FileId) -> Result<(), Failure> {
-        let _opening = self.session.opening().read().await;
         self.session.files().with(file, |state| state.close());
         self.session.files().forget_idle(file);
-        let _: EmptyReply =
-            self.session.once(Kind::Close, file.branch, &InodeRequest { ino: file.ino.0 }).await?;
-        Ok(())
+        self.session.send_close(file).await
     }
 
     /// Returns files that programs have open, or of which the kernel has pages that programs change in
@@ -368,7 +366,8 @@ impl Client {
     pub async fn sync(&self) -> Result<(), Failure> {
         let begun = Begun::now(&self.session);
         self.session.sync_names().await?;
-        self.session.restarts().report_lost_names().and(begun.covers_others(&self.session))
+        self.session.restarts().report_lost_names()?;
+        begun.covers_others(&self.session).await
     }
 
     /// fsync of a directory: makes durable all writes of this client and every change of names. Lost writes
@@ -376,7 +375,8 @@ impl Client {
     pub async fn sync_directory(&self) -> Result<(), Failure> {
         let begun = Begun::now(&self.session);
         self.session.sync_rest().await?;
-        self.session.restarts().report_lost_names().and(begun.covers_others(&self.session))
+        self.session.restarts().report_lost_names()?;
+        begun.covers_others(&self.session).await
     }
 
     /// Makes everything durable that can be. Leaves losses to be reported by an fsync.
@@ -392,7 +392,7 @@ impl Client {
 
     /// Records that a page of a file that the kernel had written back is lost.
     pub fn note_lost_page(&self, file: FileId) {
-        self.session.files().with(file, |state| state.lose_page());
+        self.session.files().with(file, |state| state.lose_part());
     }
 
     /// Fails a close if writes of the file were lost. The caller of close may ignore errors, for example a

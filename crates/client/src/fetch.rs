@@ -22,10 +22,9 @@ impl Session {
                     && known.truncations() == fetched.truncations()
                     && known.size() > fetched.size()
                 {
-                    // Cannot happen: the state becomes stale only after its writes were synced or counted as
-                    // lost.
-                    tracing::error!(%file, "unsynced writes of a stale file are lost");
-                    known.lose();
+                    // They were written before a restart of the service, and were sent to it again.
+                    known.resent(&fetched);
+                    return;
                 }
                 known.refresh(&fetched);
             }

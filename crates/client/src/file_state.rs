@@ -148,6 +148,11 @@ impl FileState {
         self.losses - u64::from(self.is_lost())
     }
 
+    /// True if nobody was told of the last loss.
+    pub(crate) fn is_untold(&self) -> bool {
+        self.report == Report::Due
+    }
+
     /// True if no fsync has reported the last loss.
     pub(crate) fn is_lost(&self) -> bool {
         self.report != Report::Done
@@ -173,6 +178,20 @@ impl FileState {
     pub(crate) fn refresh(&mut self, fetched: &Self) {
         assert!(self.is_stale, "only a stale state is replaced");
         (self.size, self.sent_size, self.truncations) = (fetched.size, fetched.size, fetched.truncations);
+        (self.tail, self.has_set_id, self.is_stale) = (Tail::Unknown, fetched.has_set_id, false);
+    }
+
+    /// The service was started again, and everything that was not durable will be sent to it. The state of a
+    /// file without unsynced writes is fetched anew.
+    pub(crate) fn restarted(&mut self) {
+        // The end may result from a write of another client that is lost.
+        self.note_lost_end();
+        self.is_stale |= !self.has_unsynced_writes();
+    }
+
+    /// Unsynced writes were sent to a new start of the service, which has these attributes of the file.
+    pub(crate) fn resent(&mut self, fetched: &Self) {
+        (self.sent_size, self.truncations) = (fetched.size.min(self.size), fetched.truncations);
         (self.tail, self.has_set_id, self.is_stale) = (Tail::Unknown, fetched.has_set_id, false);
     }
 
@@ -278,8 +297,14 @@ impl FileState {
         self.note_lost_end();
     }
 
-    /// Records that a page that was written back is lost. Everything else that is unsynced is still there.
-    pub(crate) fn lose_page(&mut self) {
+    /// Nobody wants the unsynced writes any more.
+    pub(crate) fn forget_writes(&mut self) {
+        (self.unsynced, self.mtime) = (None, None);
+    }
+
+    /// Records that a page that was written back, or a change of attributes, is lost. Everything else that is
+    /// unsynced is still there.
+    pub(crate) fn lose_part(&mut self) {
         self.losses += 1;
         self.report = Report::Due;
         self.note_lost_end();

@@ -15,8 +15,8 @@
 //!   not.
 //! - A rename over an existing name first commits the data of the renamed file.
 //! - A request that must be executed once keeps its slot until its reply has arrived.
-//! - Writes that are not durable yet are tracked by file: if the service restarts before they are, the next
-//!   fsync of the file fails, once.
+//! - What is acknowledged and not durable yet is kept, within a bound, and sent again if the service
+//!   restarts. If that fails, the next fsync of the file fails, once through each descriptor.
 #![cfg_attr(
     not(test),
     warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
@@ -31,6 +31,7 @@ mod fetch;
 mod file_state;
 mod held_locks;
 mod hold;
+mod kept;
 mod kernel;
 mod lease;
 mod lease_clock;
@@ -41,6 +42,8 @@ mod names;
 mod page_set;
 mod reader;
 mod recent;
+mod recovering;
+mod recovery;
 mod restarts;
 mod revoke;
 mod sent;

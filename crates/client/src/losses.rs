@@ -65,6 +65,15 @@ impl Session {
             .inspect_err(|failure| tracing::error!(%failure, "a rename over another file fails"))
     }
 
+    /// Fails while nobody was told of a loss of writes of the file: a program that goes on would read older
+    /// bytes than it has written.
+    pub(crate) fn refuse_untold(&self, file: FileId) -> Result<(), Failure> {
+        match self.files().with(file, |state| state.is_untold()) {
+            Some(true) => Err(lost(&format!("data written to inode {file}"))),
+            _ => Ok(()),
+        }
+    }
+
     fn check_lost(&self, file: FileId, report: impl FnOnce(&mut FileState)) -> Result<(), Failure> {
         let reported = |state: &mut FileState| state.is_lost().then(|| report(state));
         match self.files().with(file, reported).flatten() {

@@ -42,7 +42,6 @@ impl Client {
 
     /// Creates a file, directory, symbolic link or special file.
     pub async fn make(&self, branch: Branch, request: MakeRequest) -> Result<Attr, Failure> {
-        let _opening = self.session.opening().read().await;
         let reply: AttrReply = self.session.change(Kind::Make, branch, &request).await?;
         let attr = reply.attr.unwrap_or_default();
         if request.open {

@@ -25,12 +25,14 @@ impl<'a> Reader<'a> {
     /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
     /// order.
     pub async fn read(&self, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
+        self.blocks.session.refuse_untold(self.blocks.file)?;
         self.blocks.read_bytes(offset, len).await
     }
 
     /// Like [`Reader::read`], for a read into the kernel's pages, which is recorded for direct writes.
     pub async fn read_pages(&self, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
         let Blocks { session, file } = self.blocks;
+        session.refuse_untold(file)?;
         let parts = self.blocks.read_bytes(offset, len).await;
         session.direct().note_read(file, &(offset..offset.saturating_add(len)));
         parts

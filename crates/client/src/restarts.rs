@@ -32,8 +32,6 @@ pub(crate) struct Restarts {
     name_losses_told: Cell<u64>,
     /// The last of them that was reported without a descriptor.
     without_descriptor: Cell<u64>,
-    /// Open files and locks must be reclaimed.
-    owes_opens: Cell<bool>,
     ended: Cell<bool>,
 }
 
@@ -92,20 +90,9 @@ impl Restarts {
         seen.len() > 1
     }
 
-    /// Records that the service was started again, and that this lost changes of names if `names` is true.
-    pub(crate) fn restarted(&self, names: bool) {
-        self.name_losses.set(self.name_losses.get() + u64::from(names));
-        self.owes_opens.set(true);
-    }
-
-    /// Takes the duty to reclaim open files and locks.
-    pub(crate) fn take_opens(&self) -> bool {
-        self.owes_opens.take()
-    }
-
-    /// Records that open files and locks must be reclaimed.
-    pub(crate) fn owe_opens(&self) {
-        self.owes_opens.set(true);
+    /// Records that a restart has lost changes of names or attributes.
+    pub(crate) fn lose_names(&self) {
+        self.name_losses.set(self.name_losses.get() + 1);
     }
 
     /// Records that the session has ended. Returns true the first time.
@@ -183,13 +170,9 @@ mod tests {
     #[test]
     fn a_loss_of_names_is_reported_once_through_each_descriptor() {
         let restarts = Restarts::default();
-        restarts.restarted(false);
-        assert!(restarts.report_lost_names().is_ok(), "nothing was changed");
+        assert!(restarts.report_lost_names().is_ok(), "nothing was lost");
         let descriptors = [Cell::new(restarts.name_losses_told()), Cell::new(restarts.name_losses_told())];
-        restarts.restarted(true);
-        assert!(restarts.take_opens() && !restarts.take_opens());
-        // A second restart without a change keeps the report.
-        restarts.restarted(false);
+        restarts.lose_names();
         let unreported = Cell::new(restarts.name_losses_told());
         assert_eq!(restarts.report_lost_names().unwrap_err().errno, EIO);
         assert!(restarts.report_lost_names().is_ok());

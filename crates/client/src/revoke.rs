@@ -119,7 +119,11 @@ async fn let_in_while(
 async fn sync_at_last(session: &Session, file: FileId, era: Era) -> Result<(), Failure> {
     let mut attempts = 1;
     let failure = loop {
-        let synced = session.sync_file(file).await;
+        let mut synced = session.sync_file(file).await;
+        if synced.is_ok() && session.kept().mark(file).is_some() {
+            // Another client may write to the file from now on: then nothing of it may be sent again here.
+            synced = session.sync_names().await;
+        }
         if session.era() != era {
             return Ok(());
         }
@@ -135,7 +139,7 @@ async fn sync_at_last(session: &Session, file: FileId, era: Era) -> Result<(), F
         attempts += 1;
     };
     tracing::error!(%failure, %file, "writes are lost: another client wants the file");
-    session.files().with(file, |state| state.lose());
+    session.lose(file);
     Err(failure)
 }
 

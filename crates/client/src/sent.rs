@@ -47,15 +47,18 @@ impl Drop for Covered<'_> {
 }
 
 impl SentChanges {
-    fn next(&self) -> Change {
+    /// Returns the number of another change that was sent.
+    pub(crate) fn next(&self) -> Change {
         let next = Change(self.last.get().0 + 1);
         self.last.set(next);
         next
     }
 
-    /// Records that names or attributes were changed.
-    pub(crate) fn names(&self) {
-        self.names.set(Some(self.next()));
+    /// Records that names or attributes were changed, and returns the number of the change.
+    pub(crate) fn names(&self) -> Change {
+        let next = self.next();
+        self.names.set(Some(next));
+        next
     }
 
     /// Records that a file was changed, and returns the number of the change.

@@ -1,31 +1,43 @@
 //! A session with the services: its requests, and everything that the client knows while it lasts.
 //!
 //! Every reply carries the generation of the service. If it changes, acknowledged changes that were not
-//! durable may be lost. The client keeps no copy of them. It marks the files, and names as a whole, and the
-//! next request to make them durable fails with EIO, once. Marks are set in the same step in which the new
-//! generation is seen, before the reply that carried it is used.
+//! durable may be lost. A client that outlives the service has kept them, and sends them again before
+//! anything else ([`crate::recovery`]). Files with a loss, in a client that keeps nothing or because the
+//! service refuses what is sent again, are marked, and so are names as a whole. The next request to make them
+//! durable fails with EIO, once. All this begins in the same step in which the new generation is seen, before
+//! the reply that carried it is used.
 
 use crate::direct::DirectWrites;
-use crate::file_state::Files;
+use crate::file_state::{FileState, Files};
 use crate::held_locks::Locks;
+use crate::kept::Kept;
 use crate::kernel::Kernel;
 use crate::leases::Leases;
 use crate::recent::RecentSyncs;
+use crate::recovering::Recovery;
 use crate::restarts::Restarts;
-use crate::sent::{Covered, SentChanges};
+use crate::sent::{self, Covered, SentChanges};
 use crate::slots::{Slot, Slots};
 use crate::tickets::Tickets;
+use futures_util::future::join_all;
 use penstock_base::env::random_id;
-use penstock_base::{Branch, Buf, Env, ErrorKind, FileId, Histogram, KeyedLocks};
-use penstock_wire::data::decode_reply;
-use penstock_wire::metadata::{HelloReply, HelloRequest, InodeRequest, Reply, SetAttrRequest, Time};
+use penstock_base::{
+    BLOCK_BYTES, Branch, Buf, Env, ErrorKind, FileId, Histogram, KeyedLocks, Piece, Span, crc32c_blocks,
+};
+use penstock_wire::data::{ChunkRef, SpaceRef, decode_reply, encode_commit, encode_space, encode_write};
+use penstock_wire::metadata::{
+    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, RepeatRequest, Reply, SetAttrRequest, Time,
+};
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::sync::{RwLock, Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
+/// Pause between attempts to reach the service.
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 /// Most requests for leases, and most for attributes, that wait for other clients at the same time.
 const MOST_WAITING: usize = 1 << 14;
 
@@ -51,6 +63,15 @@ impl ClientLatency {
             _ => &self.names,
         }
     }
+}
+
+/// The purpose of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Errand {
+    /// A caller, or the client itself. Waits while a recovery runs.
+    Usual,
+    /// The recovery after a restart.
+    Recovery,
 }
 
 /// The time between two events that void what was begun before: the service is started again, or the client
@@ -89,14 +110,16 @@ pub(crate) struct Session {
     /// Lets one sync of a file run at a time.
     syncing: KeyedLocks<FileId>,
     sent: SentChanges,
+    kept: Kept,
+    recovery: Recovery,
+    /// Closes that the service has not answered, by file.
+    closing: RefCell<BTreeMap<FileId, u64>>,
     tickets: Tickets,
     /// Places of requests for leases, and below of those for attributes, that wait for other clients: the
     /// service notes a limited number. The answer to a revocation may need attributes, whose wait ends
     /// without a lease of this client. So both are counted apart.
     lease_places: Semaphore,
     attribute_places: Semaphore,
-    /// Locked shared while a file is opened or closed, and exclusively while the open files are reclaimed.
-    opening: RwLock<()>,
     is_closed: Cell<bool>,
     latency: ClientLatency,
 }
@@ -125,10 +148,12 @@ impl Session {
             turns: KeyedLocks::default(),
             syncing: KeyedLocks::default(),
             sent: SentChanges::default(),
+            kept: Kept::default(),
+            recovery: Recovery::default(),
+            closing: RefCell::default(),
             tickets: Tickets::default(),
             lease_places: Semaphore::new(MOST_WAITING),
             attribute_places: Semaphore::new(MOST_WAITING),
-            opening: RwLock::default(),
             is_closed: Cell::new(false),
             latency: ClientLatency::default(),
         });
@@ -140,6 +165,7 @@ impl Session {
         let lease = (reply.lease_ms > 0).then(|| Duration::from_millis(reply.lease_ms.into()));
         if let Some(lease) = lease {
             session.leases.clock().begin(env, lease, sent);
+            session.kept.begin();
         }
         Ok((session, reply.root(), lease))
     }
@@ -220,9 +246,28 @@ impl Session {
         self.attribute_places.acquire().await.expect("it is never closed")
     }
 
-    /// The lock under which files are opened, closed and reclaimed.
-    pub(crate) fn opening(&self) -> &RwLock<()> {
-        &self.opening
+    /// Everything that is sent again after a restart.
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// True in it while that is being sent.
+    pub(crate) fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// The closes that the service has not answered, by file.
+    pub(crate) fn closing(&self) -> BTreeMap<FileId, u64> {
+        self.closing.borrow().clone()
+    }
+
+    /// Sends the close of a file.
+    pub(crate) async fn send_close(&self, file: FileId) -> Result<(), Failure> {
+        let closing = Closing::begin(self, file);
+        let closed =
+            self.once::<EmptyReply>(Kind::Close, file.branch, &InodeRequest { ino: file.ino.0 }).await;
+        drop(closing);
+        closed.map(drop)
     }
 
     pub(crate) fn latency(&self) -> &ClientLatency {
@@ -232,6 +277,7 @@ impl Session {
     /// Marks the session as ended by this client.
     pub(crate) fn close(&self) {
         self.is_closed.set(true);
+        self.recovery.wake();
         self.end_waits();
     }
 
@@ -247,8 +293,30 @@ impl Session {
         branch: Branch,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        let (body, _) = self.exchange(kind, branch, 0, body.encode_to_vec(), Vec::new()).await?;
+        self.ask_for(Errand::Usual, kind, branch, body).await
+    }
+
+    /// [`Self::ask`], for an errand.
+    pub(crate) async fn ask_for<R: Reply>(
+        &self,
+        errand: Errand,
+        kind: Kind,
+        branch: Branch,
+        body: &impl Message,
+    ) -> Result<R, Failure> {
+        let (body, _) = self.exchange(errand, (kind, branch, 0), body.encode_to_vec(), Vec::new()).await?;
         decode(&body)
+    }
+
+    /// Sends a change again that had this sequence.
+    pub(crate) async fn repeat(
+        &self,
+        branch: Branch,
+        sequence: u64,
+        request: &RepeatRequest,
+    ) -> Result<(), Failure> {
+        let ids = (Kind::Repeat, branch, sequence);
+        self.exchange(Errand::Recovery, ids, request.encode_to_vec(), Vec::new()).await.map(drop)
     }
 
     /// Sends a request about a file that may be repeated without harm.
@@ -264,9 +332,17 @@ impl Session {
         branch: Branch,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        let reply = self.once(kind, branch, body).await?;
-        self.sent.names();
+        self.kept.room().await?;
+        let (sequence, reply) = self.once_in(async || self.slots.take().await, kind, branch, body).await?;
+        self.keep((kind, branch, sequence), body, &reply, self.sent.names());
         Ok(reply)
+    }
+
+    /// Keeps a change that was acknowledged, under this number of the changes that were sent.
+    fn keep<R: Reply>(&self, ids: (Kind, Branch, u64), body: &impl Message, reply: &R, sent: sent::Change) {
+        if let Some(change) = reply.change() {
+            self.kept.add_change(ids, &body.encode_to_vec(), change, sent);
+        }
     }
 
     /// Sends a change of an inode's attributes. If a restart loses the change, every fsync of the file
@@ -302,39 +378,45 @@ impl Session {
         branch: Branch,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        self.once_in(async || self.slots.take().await, kind, branch, body).await
+        Ok(self.once_in(async || self.slots.take().await, kind, branch, body).await?.1)
     }
 
-    /// Sends a request that must be executed once, in a slot for each attempt.
+    /// Sends a request that must be executed once, in a slot for each attempt. Returns the sequence of the
+    /// attempt that was executed, and the reply.
     async fn once_in<'a, R: Reply>(
         &'a self,
         take: impl AsyncFn() -> Result<Slot<'a>, Failure>,
         kind: Kind,
         branch: Branch,
         body: &impl Message,
-    ) -> Result<R, Failure> {
+    ) -> Result<(u64, R), Failure> {
         loop {
             let slot = take().await?;
-            let agains = self.leases.agains();
-            let done = self.exchange(kind, branch, slot.sequence(), body.encode_to_vec(), Vec::new()).await;
+            let (agains, sequence) = (self.leases.agains(), slot.sequence());
+            let ids = (kind, branch, sequence);
+            let done = self.exchange(Errand::Usual, ids, body.encode_to_vec(), Vec::new()).await;
             // Another client may need the slot before it proceeds.
             drop(slot);
             match done {
                 Err(failure) if failure.is_ask_again() => self.leases.again_since(agains).await,
-                done => return decode(&done?.0),
+                done => return Ok((sequence, decode(&done?.0)?)),
             }
         }
     }
 
     /// Sends the size and time of a file that is being synced, in a reserved slot. Other clients may wait for
     /// this sync while all other requests of this client wait for them.
-    pub(crate) async fn sync_once<R: Reply>(
-        &self,
-        kind: Kind,
-        branch: Branch,
-        body: &impl Message,
-    ) -> Result<R, Failure> {
-        self.once_in(async || self.slots.take_reserved().await, kind, branch, body).await
+    pub(crate) async fn sync_once(&self, file: FileId, request: &SetAttrRequest) -> Result<(), Failure> {
+        let take = async || self.slots.take_reserved().await;
+        let kind = Kind::SetAttr;
+        let (sequence, reply) = self.once_in::<AttrReply>(take, kind, file.branch, request).await?;
+        let mut kept = request.clone();
+        if reply.attr.as_ref().is_some_and(|attr| attr.truncations != request.truncations) {
+            // The file was truncated since: the service took neither.
+            (kept.size, kept.mtime) = (None, None);
+        }
+        self.keep((kind, file.branch, sequence), &kept, &reply, self.sent.next());
+        Ok(())
     }
 
     /// Sends a read, write, commit or change of space. Returns the checksums and the data of the reply.
@@ -345,7 +427,18 @@ impl Session {
         body: Vec<u8>,
         payload: Vec<Buf>,
     ) -> Result<(Vec<u32>, Vec<Buf>), Failure> {
-        let (body, payload) = self.exchange(kind, branch, 0, body, payload).await?;
+        self.data_for(Errand::Usual, kind, branch, body, payload).await
+    }
+
+    async fn data_for(
+        &self,
+        errand: Errand,
+        kind: Kind,
+        branch: Branch,
+        body: Vec<u8>,
+        payload: Vec<Buf>,
+    ) -> Result<(Vec<u32>, Vec<Buf>), Failure> {
+        let (body, payload) = self.exchange(errand, (kind, branch, 0), body, payload).await?;
         let (generation, crcs) = decode_reply(&body)?;
         // The target and the metadata target are started together. A target with a start of its own would
         // lose writes without being noticed here.
@@ -357,14 +450,58 @@ impl Session {
 
     /// Sends a search for data or a hole. Returns the body of the reply.
     pub(crate) async fn search(&self, branch: Branch, body: Vec<u8>) -> Result<Vec<u8>, Failure> {
-        Ok(self.exchange(Kind::Seek, branch, 0, body, Vec::new()).await?.0)
+        Ok(self.exchange(Errand::Usual, (Kind::Seek, branch, 0), body, Vec::new()).await?.0)
+    }
+
+    /// Writes whole blocks of a file, in its state as the service knows it.
+    pub(crate) async fn send_blocks(
+        &self,
+        errand: Errand,
+        (file, state): (FileId, &FileState),
+        first: u64,
+        data: &Buf,
+    ) -> Result<(), Failure> {
+        assert!(data.len().is_multiple_of(BLOCK_BYTES), "blocks are written as a whole");
+        let crcs = crc32c_blocks(data);
+        let mut done = 0;
+        let mut writes = Vec::new();
+        let span = Span { first, count: crcs.len() as u64 };
+        for Piece { unit: chunk, blocks } in span.pieces(state.chunk_blocks()) {
+            let (block, count) = (blocks.start, blocks.end - blocks.start);
+            let range = done..done + count as usize;
+            done = range.end;
+            let (ino, truncations) = (file.ino, state.truncations());
+            let request = ChunkRef { ino, chunk, block, count, truncations };
+            let body = encode_write(&request, &crcs[range.clone()]);
+            let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
+            writes.push(self.data_for(errand, Kind::Write, file.branch, body, payload));
+        }
+        assert_eq!(done, crcs.len(), "every block is written once");
+        // Waits for all: within a process, a dropped call would interrupt the services in the middle of a
+        // request.
+        join_all(writes).await.into_iter().try_for_each(|result| result.map(|_| ()))
+    }
+
+    /// Changes space of a file.
+    pub(crate) async fn send_space(
+        &self,
+        errand: Errand,
+        branch: Branch,
+        space: &SpaceRef,
+    ) -> Result<(), Failure> {
+        self.data_for(errand, Kind::Space, branch, encode_space(space), Vec::new()).await.map(drop)
+    }
+
+    /// Commits the data of a file: the next `Sync` request makes it durable.
+    pub(crate) async fn send_commit(&self, errand: Errand, file: FileId) -> Result<(), Failure> {
+        let body = encode_commit(file.ino, true);
+        self.data_for(errand, Kind::Commit, file.branch, body, Vec::new()).await.map(drop)
     }
 
     async fn exchange(
         &self,
-        kind: Kind,
-        branch: Branch,
-        sequence: u64,
+        errand: Errand,
+        (kind, branch, sequence): (Kind, Branch, u64),
         body: Vec<u8>,
         payload: Vec<Buf>,
     ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
@@ -373,7 +510,13 @@ impl Session {
         frame.header.session = self.number.get();
         frame.header.sequence = sequence;
         frame.header.branch = branch.0;
+        // Locks are restored after all else: then no request for one may wait for that.
+        let waits = errand == Errand::Usual && !is_about_the_session(kind) && kind != Kind::Lock;
         loop {
+            if waits {
+                self.recovery.over().await;
+                self.restarts.check_lives()?;
+            }
             let (sent, changes) = (self.env.now(), self.restarts.changes());
             let agains = self.leases.agains();
             let called = self.transport.call(frame.clone());
@@ -391,6 +534,10 @@ impl Session {
             // The request may have waited across a restart. Grants and counts of an earlier start mean
             // nothing to the present one, so such a reply is treated as lost.
             if start != 0 && self.restarts.generation() != Some(start) {
+                continue;
+            }
+            // It may have been answered before everything was sent again to the present start.
+            if waits && sequence == 0 && self.kept.is_on() && self.restarts.changes() != changes {
                 continue;
             }
             match result {
@@ -417,9 +564,9 @@ impl Session {
     ) -> Result<T, Failure> {
         loop {
             let generation = self.restarts.generation();
-            let done = act().await?;
-            if generation == self.restarts.generation() {
-                return Ok(done);
+            let done = act().await;
+            if generation == self.restarts.generation() || self.restarts.has_ended() {
+                return done;
             }
         }
     }
@@ -429,6 +576,8 @@ impl Session {
         if failure.kind == ErrorKind::Ended && self.restarts.end() && !self.is_closed.get() {
             tracing::error!(%failure, "every operation fails from here on: unmount and mount again");
             self.leases.clock().end();
+            self.kept.end();
+            self.recovery.end();
             self.end_waits();
             // The kernel uses pages that it has without asking the client.
             self.open_files().into_iter().for_each(|file| self.kernel.drop_pages_soon(file));
@@ -452,31 +601,74 @@ impl Session {
         if !self.restarts.is_restart(generation, changes) {
             return;
         }
-        let mut files = 0;
+        match self.kept.is_on() {
+            true => {
+                tracing::warn!("the service was started again: what was not durable is sent again");
+                self.files.for_each(|file, state| {
+                    state.restarted();
+                    if state.is_mapped() {
+                        // The kernel's pages and its size may include changes that others have lost.
+                        self.kernel.drop_pages_soon(file);
+                    }
+                });
+                self.recovery.begin();
+            }
+            false => self.lose_everything(),
+        }
+        self.leases.restarted();
+        self.end_waits();
+    }
+
+    /// Everything that is not durable is lost: nothing was kept.
+    fn lose_everything(&self) {
+        let files = self.files.select(FileState::can_lose);
         self.files.for_each(|file, state| {
-            // The end may result from a lost write of another client.
             state.note_lost_end();
             state.make_stale();
-            let loses = state.can_lose();
-            if loses {
-                state.lose();
-                files += 1;
-            }
-            if loses || state.is_mapped() {
-                // The kernel's pages and its size may include lost changes.
+            if state.is_mapped() {
                 self.kernel.drop_pages_soon(file);
             }
         });
+        files.iter().for_each(|file| self.lose(*file));
         let names = self.sent.lose();
-        self.restarts.restarted(names);
-        self.leases.restarted();
-        self.end_waits();
-        tracing::warn!(files, names, "the service was started again: what was not synced may be lost");
+        if names {
+            self.restarts.lose_names();
+        }
+        tracing::warn!(
+            files = files.len(),
+            names,
+            "the service was started again: what was not synced is lost"
+        );
+    }
+
+    /// Writes to a file that are not durable are lost. Every descriptor reports that.
+    pub(crate) fn lose(&self, file: FileId) {
+        self.kept.forget_file(file);
+        self.files.with(file, |state| {
+            state.lose();
+            state.make_stale();
+        });
+        // The kernel's pages and its size may include lost changes.
+        self.kernel.drop_pages_soon(file);
+    }
+
+    /// Nobody wants any more what was written to a file and is not durable.
+    pub(crate) fn forget_writes(&self, file: FileId) {
+        self.kept.forget_file(file);
+        self.files.with(file, FileState::forget_writes);
     }
 
     /// Records that a change of a file was sent that the next `Sync` request makes durable.
-    pub(crate) fn note_unsynced(&self, file: FileId) {
-        self.files.with(file, |state| state.sent(self.sent.file(file)));
+    pub(crate) fn note_unsynced(&self, file: FileId) -> sent::Change {
+        let change = self.sent.file(file);
+        self.files.with(file, |state| state.sent(change));
+        change
+    }
+
+    /// The writes to a file up to this mark were committed, and the next `Sync` request makes them durable.
+    pub(crate) fn note_committed(&self, file: FileId, mark: Option<u64>) {
+        let change = self.note_unsynced(file);
+        self.kept.committed(file, mark, change);
     }
 
     /// The changes that were sent and are not durable.
@@ -487,9 +679,31 @@ impl Session {
     /// A `Sync` request has made durable what was sent before it.
     pub(crate) fn note_synced(&self, covered: Covered<'_>) {
         let (files, upto) = covered.are_durable();
+        self.kept.are_durable(upto, files.iter().copied());
         for file in files {
             self.files.with(file, |state| state.durable_upto(upto));
             self.files.forget_idle(file);
+        }
+    }
+}
+
+/// A close that is on its way, until this is dropped.
+struct Closing<'a>(&'a Session, FileId);
+
+impl<'a> Closing<'a> {
+    fn begin(session: &'a Session, file: FileId) -> Self {
+        *session.closing.borrow_mut().entry(file).or_default() += 1;
+        Self(session, file)
+    }
+}
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let mut closing = self.0.closing.borrow_mut();
+        let count = closing.get_mut(&self.1).expect("a close ends once");
+        *count -= 1;
+        if *count == 0 {
+            closing.remove(&self.1);
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use crate::blocks::{BLOCK, Blocks};
 use crate::direct::{Contents, Unseen};
+use crate::session::Errand;
 use crate::writer::{Staged, TRUNCATIONS_MOST, Writer};
 use penstock_base::num::to_usize;
 use penstock_base::{ErrorKind, MAX_FILE_BYTES};
-use penstock_wire::data::{SpaceChange, SpaceRef, encode_space};
+use penstock_wire::Failure;
+use penstock_wire::data::{SpaceChange, SpaceRef};
 use penstock_wire::metadata::SetAttrRequest;
-use penstock_wire::{Failure, Kind};
 use std::ops::Range;
 
 impl Writer<'_> {
@@ -29,6 +30,8 @@ impl Writer<'_> {
             let (known, generation) = (session.state(file).await?, session.restarts().generation());
             let size = known.borrow().size();
             match self.change_within(offset..end, change, size).await {
+                // The answer of another start of the service means nothing to this one.
+                Err(_) if generation != session.restarts().generation() && !session.is_over() => continue,
                 Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < TRUNCATIONS_MOST => {
                     known.borrow_mut().make_stale();
                     attempt += 1;
@@ -76,7 +79,10 @@ impl Writer<'_> {
         let Blocks { session, file } = self.blocks;
         let truncations = session.state(file).await?.borrow().truncations();
         let space = SpaceRef { ino: file.ino, change, from: blocks.start, until: blocks.end, truncations };
-        session.data(Kind::Space, file.branch, encode_space(&space), Vec::new()).await.map(|_| ())
+        session.kept().room().await?;
+        session.send_space(Errand::Usual, file.branch, &space).await?;
+        session.kept().add_space(file, change, blocks);
+        Ok(())
     }
 
     /// Writes zeros over the range, which is in at most two blocks. Does nothing if it reads as zeros

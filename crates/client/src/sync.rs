@@ -3,10 +3,10 @@
 use crate::file_state::FileState;
 use crate::losses::Reported;
 use crate::restarts::others_may_have_lost;
-use crate::session::Session;
+use crate::session::{Errand, PAUSE, Session};
+use penstock_base::env::timeout;
 use penstock_base::{Branch, FileId};
-use penstock_wire::data::encode_commit;
-use penstock_wire::metadata::{AttrReply, EmptyReply, SetAttrRequest};
+use penstock_wire::metadata::{EmptyReply, PingReply, PingRequest, SetAttrRequest};
 use penstock_wire::{Failure, Kind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -30,11 +30,20 @@ impl Begun {
 
     /// Fails if a restart since then may have lost what other clients did: they have made it known, it was
     /// not durable, and nothing else tells of it here.
-    pub(crate) fn covers_others(&self, session: &Session) -> Result<(), Failure> {
+    pub(crate) async fn covers_others(&self, session: &Session) -> Result<(), Failure> {
         let has_met_others = self.has_met_others || session.leases().has_met_others();
-        match has_met_others && session.restarts().changes() != self.changes {
-            true => Err(others_may_have_lost()),
-            false => Ok(()),
+        let restarts = session.restarts().changes() - self.changes;
+        if !has_met_others || restarts == 0 {
+            return Ok(());
+        }
+        // Others have sent again what they had, unless they ended together with the service.
+        let count = async || -> Result<u64, Failure> {
+            let reply: PingReply = session.ask(Kind::Ping, Branch::MAIN, &PingRequest::default()).await?;
+            Ok(reply.unreported)
+        };
+        match session.kept().is_on() && restarts == 1 && count().await? == 0 {
+            true => Ok(()),
+            false => Err(others_may_have_lost()),
         }
     }
 }
@@ -48,7 +57,7 @@ impl Session {
 
     /// Makes a file's data durable. Its size and time are not sent.
     pub(crate) async fn commit(&self, file: FileId) -> Result<(), Failure> {
-        self.data(Kind::Commit, file.branch, encode_commit(file.ino, true), Vec::new()).await.map(drop)
+        self.send_commit(Errand::Usual, file).await
     }
 
     /// Like [`Session::sync_file`]. Calls `next` after size and time are sent. If the file did not grow, this
@@ -56,14 +65,32 @@ impl Session {
     async fn sync_file_and(
         &self,
         file: FileId,
-        next: impl AsyncFnOnce() -> Result<(), Failure>,
+        next: impl AsyncFn() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
+        // Writes that were committed to another start of the service were sent again, and are synced again.
+        while !self.sync_file_once(file, &next).await? {}
+        Ok(())
+    }
+
+    /// Returns false if the service was started again meanwhile, and the file must be synced again.
+    async fn sync_file_once(
+        &self,
+        file: FileId,
+        next: &impl AsyncFn() -> Result<(), Failure>,
+    ) -> Result<bool, Failure> {
         // One sync at a time, so that a time that is set after one is not overtaken by one in flight.
         let turn = self.syncing().exclusive(file).await;
-        let generation = self.restarts().generation();
-        let Some(state) = self.files().get(file) else { return Ok(()) };
+        let (generation, mark) = (self.restarts().generation(), self.kept().mark(file));
+        let Some(state) = self.files().get(file) else { return Ok(true) };
         let before = state.borrow().clone();
-        let Some(mtime) = before.mtime() else { return Ok(()) };
+        let Some(mtime) = before.mtime() else {
+            if self.kept().is_uncommitted(file) {
+                // A write has failed after a part of it was done.
+                self.commit(file).await?;
+                self.note_committed(file, mark);
+            }
+            return Ok(true);
+        };
         let request = SetAttrRequest {
             ino: file.ino.0,
             size: Some(before.size()),
@@ -75,8 +102,8 @@ impl Session {
         };
         let send = async {
             // `note_unsynced` below records what was sent.
-            match self.sync_once::<AttrReply>(Kind::SetAttr, file.branch, &request).await {
-                Ok(_) => {}
+            match self.sync_once(file, &request).await {
+                Ok(()) => {}
                 // Removed meanwhile and no longer open anywhere: there is nothing to sync.
                 Err(failure) if failure.errno == ESTALE => {}
                 Err(failure) => return Err(failure),
@@ -94,16 +121,16 @@ impl Session {
             }
         }
         if generation != self.restarts().generation() {
-            // Another start of the service committed than the one that had the writes. The file is marked as
-            // having lost them.
-            return Ok(());
+            // Another start of the service committed than the one that had the writes. A client that keeps
+            // nothing has marked the file as having lost them.
+            return Ok(!self.kept().is_on());
         }
-        self.note_unsynced(file);
+        self.note_committed(file, mark);
         state.borrow_mut().synced(&before);
         drop(state);
         self.recent().add(file);
         self.files().forget_idle(file);
-        Ok(())
+        Ok(true)
     }
 
     /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every
@@ -112,14 +139,16 @@ impl Session {
         let begun = Begun::now(self);
         self.make_durable(file).await?;
         let names = self.restarts().report_lost_names();
-        self.report_lost(file).and(names).and(begun.covers_others(self))
+        self.report_lost(file).and(names)?;
+        begun.covers_others(self).await
     }
 
     /// Like [`Session::fsync`], through a descriptor: fails once for each loss that it has not reported.
     pub(crate) async fn fsync_through(&self, file: FileId, descriptor: &Reported) -> Result<(), Failure> {
         let begun = Begun::now(self);
         self.make_durable(file).await?;
-        self.report_losses_to(file, descriptor).and(begun.covers_others(self))
+        self.report_losses_to(file, descriptor)?;
+        begun.covers_others(self).await
     }
 
     /// Syncs a file on this client and on the client that has its exclusive lease.
@@ -148,15 +177,18 @@ impl Session {
 
     /// Makes every acknowledged operation on names durable. Does not report losses.
     pub(crate) async fn sync_names(&self) -> Result<(), Failure> {
-        let generation = self.restarts().generation();
-        // Changes that are sent from here on are covered by a later request.
-        let covered = self.sent().cover();
-        let result = self.ask::<EmptyReply>(Kind::Sync, Branch::MAIN, &EmptyReply {}).await;
-        // After a restart the changes have been lost, and were marked when the new generation was seen.
-        if result.is_ok() && generation == self.restarts().generation() {
-            self.note_synced(covered);
-        }
-        result.map(|_| ())
+        // Of a request that was sent to another start it is not known what it covers.
+        self.under_one_start(async || {
+            let generation = self.restarts().generation();
+            // Changes that are sent from here on are covered by a later request.
+            let covered = self.sent().cover();
+            self.ask::<EmptyReply>(Kind::Sync, Branch::MAIN, &EmptyReply {}).await?;
+            if generation == self.restarts().generation() {
+                self.note_synced(covered);
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Reports all losses, also those of a restart that the last requests have met.
@@ -178,7 +210,11 @@ impl Session {
     /// Syncs every file. A failure does not keep the others from being synced.
     async fn sync_files(&self) -> Result<(), Failure> {
         let mut result = Ok(());
-        for file in self.files().select(FileState::has_unsynced_writes) {
+        let mut files = self.files().select(FileState::has_unsynced_writes);
+        files.extend(self.kept().files().into_iter().filter(|file| self.kept().is_uncommitted(*file)));
+        files.sort_unstable();
+        files.dedup();
+        for file in files {
             let synced = self.sync_file(file).await;
             result = result.and(synced);
         }
@@ -186,15 +222,23 @@ impl Session {
     }
 }
 
-/// Syncs everything every 5 s ([`INTERVAL`]) until the session is over.
+/// Syncs everything every 5 s ([`INTERVAL`]), and when there is much to keep, until the session is over.
 pub(crate) async fn sync_task(session: Rc<Session>) {
     while !session.is_over() {
-        session.env().sleep(INTERVAL).await;
+        let kept = session.kept();
+        let pressed = timeout(session.env(), INTERVAL, kept.pressed()).await.is_some();
         if session.is_over() {
             break;
         }
-        if let Err(failure) = session.sync_rest().await {
+        let synced = session.sync_rest().await;
+        if let Err(failure) = &synced {
             tracing::error!(%failure, "a periodic sync failed; it will be tried again");
         }
+        let failed = synced.is_err();
+        kept.note_sync(synced);
+        if failed && pressed {
+            session.env().sleep(PAUSE).await;
+        }
     }
+    session.kept().end();
 }

@@ -3,19 +3,13 @@
 
 use crate::lease::Right;
 use crate::revoke::{give_up, give_up_everything, sync_for_others};
-use crate::session::{Era, Session};
+use crate::session::{Era, PAUSE, Session};
 use penstock_base::Branch;
-use penstock_wire::metadata::{
-    EmptyReply, FailedSync, LeaseCall, OpenCount, PingRequest, WatchReply, WatchRequest,
-};
+use penstock_wire::metadata::{FailedSync, LeaseCall, PingReply, PingRequest, WatchReply, WatchRequest};
 use penstock_wire::{Failure, Kind};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Pause between attempts to reach the service.
-const PAUSE: Duration = Duration::from_millis(200);
-/// Most open inodes or locks in one ping.
-const RECLAIMED_AT_ONCE: usize = 4096;
 /// Pings in one lease time.
 const PINGS: u32 = 4;
 
@@ -143,37 +137,7 @@ pub(crate) async fn lease_task(session: Rc<Session>, lease: Duration) {
 }
 
 async fn ping(session: &Session) -> Result<(), Failure> {
-    let _: EmptyReply = session.ask(Kind::Ping, Branch::MAIN, &PingRequest::default()).await?;
-    if session.restarts().take_opens() {
-        reclaim(session).await.inspect_err(|_| session.restarts().owe_opens())?;
-    }
-    Ok(())
-}
-
-/// Reclaims open files and locks after a restart of the service. If it restarts again meanwhile, its next
-/// start accepts none of this, and everything must be reclaimed again.
-async fn reclaim(session: &Session) -> Result<(), Failure> {
-    let start = session.restarts().generation().unwrap_or_default();
-    let _nobody_opens = session.opening().write().await;
-    let mut opens: Vec<OpenCount> = Vec::new();
-    session.files().for_each(|file, state| {
-        let count = u32::try_from(state.opens()).unwrap_or(u32::MAX);
-        let (ino, branch) = (file.ino.0, file.branch.0);
-        opens.extend((count > 0).then_some(OpenCount { ino, branch, count, user: 0 }));
-    });
-    opens.sort_unstable_by_key(OpenCount::file);
-    for part in opens.chunks(RECLAIMED_AT_ONCE) {
-        let ping = PingRequest { opens: part.to_vec(), start, ..PingRequest::default() };
-        let _: EmptyReply = session.ask(Kind::Ping, Branch::MAIN, &ping).await?;
-    }
-    let _nobody_locks = session.locks().still().await;
-    for part in session.locks().all().chunks(RECLAIMED_AT_ONCE) {
-        let ping = PingRequest { locks: part.to_vec(), start, ..PingRequest::default() };
-        let _: EmptyReply = session.ask(Kind::Ping, Branch::MAIN, &ping).await?;
-    }
-    let all = PingRequest { reclaimed: true, start, ..PingRequest::default() };
-    let _: EmptyReply = session.ask(Kind::Ping, Branch::MAIN, &all).await?;
-    Ok(())
+    session.ask::<PingReply>(Kind::Ping, Branch::MAIN, &PingRequest::default()).await.map(drop)
 }
 
 /// Makes the kernel drop its pages of files once the service has not answered for so long that others may

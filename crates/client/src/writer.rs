@@ -121,6 +121,8 @@ impl<'a> Writer<'a> {
                 failed => failed,
             };
             match result {
+                // The answer of another start of the service means nothing to this one.
+                Err(_) if generation != session.restarts().generation() && !session.is_over() => {}
                 Err(failure) if failure.kind == ErrorKind::RefreshMap && attempt < TRUNCATIONS_MOST => {
                     // Another client truncated the file, which is possible under a shared lease that is being
                     // revoked.
@@ -195,6 +197,7 @@ impl<'a> Writer<'a> {
         let request = SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() };
         let reply: AttrReply = session.change_size(file, &request).await?;
         session.recent().add(file);
+        session.kept().truncate(file, size.div_ceil(BLOCK));
         known.borrow_mut().cleaned(reply.attr.unwrap_or_default().truncations);
         Ok(())
     }
@@ -254,6 +257,8 @@ impl<'a> Writer<'a> {
             known.borrow_mut().make_stale();
         }
         let attr = reply?.attr.unwrap_or_default();
+        // The service has dropped everything behind the smaller size.
+        session.kept().truncate(file, state.size().min(size).div_ceil(BLOCK));
         // Data that is still unsynced gets this time, not an earlier one.
         known.borrow_mut().resized(&attr, request.mtime.filter(|_| !synced));
         Ok(attr)

@@ -29,8 +29,8 @@ use penstock_base::rank::{Rank, RankedGuard, RankedMutex};
 use penstock_base::{BoundedSet, DecodeError, Env, Gate, Ino};
 use penstock_kv::{Kv, WriteSet, commit_apart};
 use penstock_session::rows::LAST_SESSION;
-use penstock_session::{Clients, Request};
-use penstock_wire::metadata::Time;
+use penstock_session::{Clients, Repeat, Request};
+use penstock_wire::metadata::{Change, Time};
 use rustix::io::Errno;
 use std::cell::{Cell, Ref, RefCell};
 use std::ops::Deref;
@@ -53,6 +53,8 @@ pub(crate) struct Names {
     absent: Absent,
     /// Grows when a transaction begins, and when it ends.
     transactions: Cell<u64>,
+    /// Number of the last change.
+    last_change: Cell<u64>,
     turn: RankedMutex<()>,
 }
 
@@ -68,6 +70,8 @@ pub(crate) struct Absent {
 /// The right to change the name space.
 pub(crate) struct Turn<'a> {
     names: &'a Names,
+    change: Change,
+    made: Option<Ino>,
     _one: RankedGuard<'a, ()>,
 }
 
@@ -86,15 +90,27 @@ impl Names {
             entries: RefCell::default(),
             absent: Absent::default(),
             transactions: Cell::new(0),
+            last_change: Cell::new(0),
             turn: RankedMutex::new(TURN, ()),
         }
     }
 
     /// Waits for the right to change something.
     pub(crate) async fn turn(&self) -> Turn<'_> {
-        let turn = Turn { names: self, _one: self.turn.lock().await };
+        self.turn_for(None).await
+    }
+
+    /// Waits for the right to make a change, or to repeat one, which keeps its number and its time.
+    pub(crate) async fn turn_for(&self, repeats: Option<Repeat>) -> Turn<'_> {
+        let one = self.turn.lock().await;
         assert!(self.transactions.get().is_multiple_of(2), "a turn begins between two transactions");
-        turn
+        let last = self.last_change.get();
+        let change = match repeats {
+            None => Change { number: last + 1, time: Time::from_ns(self.env.wall_ns()) },
+            Some(Repeat { change, .. }) => change,
+        };
+        self.last_change.set(last.max(change.number));
+        Turn { names: self, change, made: repeats.and_then(|repeat| repeat.made), _one: one }
     }
 
     /// The file system's own row.
@@ -246,9 +262,32 @@ impl Deref for Turn<'_> {
 }
 
 impl Turn<'_> {
+    /// The number and the time of the change that is made.
+    pub(crate) fn change(&self) -> Change {
+        self.change
+    }
+
+    /// The time of the change that is made.
+    pub(crate) fn now(&self) -> Time {
+        self.change.time
+    }
+
+    /// The inode that the change made the first time, if it is repeated.
+    pub(crate) fn made(&self) -> Option<Ino> {
+        self.made
+    }
+
     /// Allocates an inode number that no inode had before, not even one that a crash lost: clients survive a
-    /// crash of the service, with the files that they had open.
-    pub(crate) async fn new_ino(&self) -> Result<Ino, MetaError> {
+    /// crash of the service, with the files that they had open. A change that is repeated gives the number
+    /// that it gave the first time.
+    pub(crate) async fn new_ino(&self, given: Option<Ino>) -> Result<Ino, MetaError> {
+        if let Some(ino) = given {
+            let was_given = (ROOT.0 + 1..=self.fs.borrow().reserved_ino).contains(&ino.0);
+            if !was_given || self.kv.get(inode_key(ino)).await?.is_some() {
+                return Err(MetaError::Request(format!("inode {ino} cannot be made again")));
+            }
+            return Ok(ino);
+        }
         let ino = self.last_ino.get() + 1;
         if ino > LAST_INO.0 {
             return Err(Errno::NOSPC.into());

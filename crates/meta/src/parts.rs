@@ -110,7 +110,7 @@ impl Parts {
     /// Waits for the right to change something for a request. ESTALE if its session has ended: nobody would
     /// delete the row of its result.
     pub(crate) async fn turn(&self, who: Request) -> Result<Turn<'_>, MetaError> {
-        let turn = self.names.turn().await;
+        let turn = self.names.turn_for(who.repeats).await;
         match who.sequence == 0 || self.clients.is_live(who.session) {
             true => Ok(turn),
             false => Err(Errno::STALE.into()),

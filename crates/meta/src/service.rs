@@ -13,11 +13,12 @@ use penstock_base::rank::scoped;
 use penstock_base::{Branch, ErrorKind, FileId, Id128, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
-use penstock_session::{Request, Role, Slot, grants, joins};
+use penstock_session::{Repeat, Request, Role, SessionInfo, Slot, grants, joins};
 use penstock_wire::data::Right;
 use penstock_wire::metadata::{
     ACCESS_READ, ACCESS_WRITE, AttrReply, EmptyReply, GetAttrRequest, HelloReply, HelloRequest, LockChange,
-    LockRequest, OpenRequest, PingRequest, ROLE_GATEWAY, ROLE_MOUNT, TargetPlace, UserReply, set_id_bits,
+    LockRequest, OpenRequest, PingReply, PingRequest, ROLE_GATEWAY, ROLE_MOUNT, RepeatRequest, TargetPlace,
+    UserReply, set_id_bits,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
@@ -39,6 +40,9 @@ impl MetaTarget {
     pub async fn serve(&self, header: &Header, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let who = self.parts.clients.request(header)?;
         self.parts.clients.check_user(header)?;
+        if header.kind == Kind::Repeat {
+            return self.repeat(who, body).await;
+        }
         if who.sequence == 0 {
             self.check_others(who, header, body).await?;
             return Ok(self.dispatch(header.kind, who, body).await?);
@@ -56,12 +60,43 @@ impl MetaTarget {
         }
     }
 
+    /// Makes a change again that an earlier start of the service had acknowledged. The caller has the turn of
+    /// the session to repeat it ([`penstock_session::Clients::turn_to_repeat`]). If the change is not lost,
+    /// its stored result is the reply.
+    async fn repeat(&self, who: Request, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        let refused = |why: &str| Failure::from(MetaError::Request(why.into()));
+        let RepeatRequest { kind, body, change, made, .. } =
+            Message::decode(body).map_err(MetaError::from)?;
+        if kind == 0 && who.sequence == 0 {
+            // The client only waited for its turn.
+            return Ok(Vec::new());
+        }
+        let kind = u16::try_from(kind).ok().and_then(Kind::from_u16).filter(|kind| kind.changes_names());
+        let kind = kind.ok_or_else(|| refused("this kind of request changes no names"))?;
+        if who.user != 0 || who.sequence == 0 || change.number == 0 || !change.time.is_valid() {
+            return Err(refused("a change is repeated by a mount, as it was made"));
+        }
+        let repeats = Some(Repeat { change, made: (made > 0).then_some(Ino(made)) });
+        match self.parts.clients.slot(Request { repeats, ..who }).await? {
+            Slot::Done(outcome) => outcome,
+            Slot::Execute(_) if !self.parts.clients.owes_opens(who.session) => {
+                Err(refused("the session has reported that it repeats nothing more"))
+            }
+            Slot::Execute(slot) => {
+                let outcome = self.dispatch(kind, Request { repeats, ..who }, &body).await;
+                let outcome = outcome.map_err(Failure::from);
+                slot.keep(&outcome);
+                outcome
+            }
+        }
+    }
+
     /// Fails if other clients have yet to give up something that the request concerns. Nothing is kept then:
     /// the client asks again.
     async fn check_others(&self, who: Request, header: &Header, body: &[u8]) -> Result<(), Failure> {
         let Header { kind, session, branch, .. } = *header;
         if joins(kind) {
-            self.parts.clients.join(session)?;
+            self.parts.clients.join_for(header, body)?;
         }
         if kind != Kind::SetAttr {
             return Ok(());
@@ -78,7 +113,7 @@ impl MetaTarget {
         match kind {
             Kind::Ping => {
                 self.reclaim(who.session, &PingRequest::decode(body)?)?;
-                Ok(EmptyReply {}.encode_to_vec())
+                Ok(PingReply { unreported: parts.clients.unreported() }.encode_to_vec())
             }
             Kind::User => {
                 let user = parts.clients.add_user(who.session, Message::decode(body)?);
@@ -135,6 +170,7 @@ impl MetaTarget {
             | Kind::Commit
             | Kind::Seek
             | Kind::Space
+            | Kind::Repeat
             | Kind::FetchStrip
             | Kind::PlaceStrip => Err(MetaError::Request(format!("{kind:?} is not for a metadata target"))),
         }
@@ -215,7 +251,8 @@ impl MetaTarget {
             Ok(attr) => {
                 let may_be_unsynced =
                     self.parts.clients.is_unsynced_elsewhere(who.session, FileId::main(ino));
-                Ok(AttrReply { attr: Some(attr), may_be_unsynced, grant, wait: false }.encode_to_vec())
+                Ok(AttrReply { attr: Some(attr), may_be_unsynced, grant, ..AttrReply::default() }
+                    .encode_to_vec())
             }
             Err(error) => {
                 self.parts.close(who.session, ino);
@@ -299,6 +336,17 @@ impl MetaTarget {
         Ok(self.greeted(session, lease_ms))
     }
 
+    /// Makes the row of a session of this process durable, before its first request about files.
+    pub async fn note_session(&self, id: u64) -> Result<(), MetaError> {
+        let turn = self.parts.names.turn().await;
+        if let Some(writes) = self.parts.clients.missing_row(id) {
+            turn.commit(Request::default(), writes, Vec::new(), &[]).await?;
+            self.parts.names.kv().flush().await?;
+            self.parts.clients.note_row(id);
+        }
+        Ok(())
+    }
+
     /// The reply to a client that has this session.
     fn greeted(&self, session: u64, lease_ms: u32) -> Vec<u8> {
         assert!(session > 0, "0 is the number of no session");
@@ -327,6 +375,15 @@ impl MetaTarget {
         }
     }
 
+    /// Ends a session that survived a restart if it still does nothing to recover. Returns true if it did.
+    pub async fn end_if_stuck(&self, session: &SessionInfo) -> Result<bool, MetaError> {
+        let turn = self.parts.names.turn().await;
+        match self.parts.clients.is_stuck_in_recovery(session) {
+            true => self.end_in_turn(session.id, turn).await.map(|()| true),
+            false => Ok(false),
+        }
+    }
+
     /// Ends a session if its client still owes the answer to this call. Returns true if it did.
     pub async fn end_if_unanswered(&self, id: u64, call: u64) -> Result<bool, MetaError> {
         let turn = self.parts.names.turn().await;
@@ -346,7 +403,7 @@ impl MetaTarget {
         // The writes that are waited for below may need the turn.
         drop(turn);
         // Another end of the session may wait already.
-        if (deleted.is_ok() || !self.parts.clients.has_row(id)) && self.parts.clients.begin_to_leave(id) {
+        if (deleted.is_ok() || !self.parts.clients.comes_back(id)) && self.parts.clients.begin_to_leave(id) {
             let parts = self.parts.clone();
             let forget = async move {
                 parts.clients.quiet(id).await;

@@ -1,5 +1,5 @@
 //! Session leases: ends the session of a remote client that has been silent for too long, or that has owed an
-//! answer to others for too long.
+//! answer to others for too long, or that does not recover after a restart.
 
 use crate::event::{EventKind, Severity};
 use crate::node::Node;
@@ -29,6 +29,10 @@ pub(crate) async fn run(node: Rc<Node>) {
         for (session, call) in node.clients.unanswered() {
             let done = scoped(node.meta.end_if_unanswered(session.id, call)).await;
             report(&node, &session, done, || "did not answer a call while others waited for it".into());
+        }
+        for session in node.clients.stuck_in_recovery() {
+            let done = scoped(node.meta.end_if_stuck(&session)).await;
+            report(&node, &session, done, || "did not recover after a restart while others waited".into());
         }
     }
 }

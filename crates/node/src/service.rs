@@ -107,9 +107,18 @@ impl Node {
         check_object(&request.header)?;
         let io = self.io_context(&request.header);
         self.clients.hear(&request.header)?;
+        let Header { kind, session, .. } = request.header;
+        if joins(kind) && self.clients.missing_row(session).is_some() {
+            self.meta.note_session(session).await.map_err(Failure::from)?;
+        }
         if let Some(outcome) = self.serve_lease(request).await {
             return outcome;
         }
+        // Before it counts as being executed: its session may end while it waits for others.
+        let _turn = match request.header.kind {
+            Kind::Repeat => self.clients.turn_to_repeat(&request.header, &request.body).await?,
+            _ => None,
+        };
         let _active = self.clients.begin(&request.header)?;
         // While a repair runs, requests wait for its end.
         let _in_use = self.serving.read().await;
@@ -141,11 +150,14 @@ impl Node {
         if kind == Kind::Watch {
             return bytes(clients.watch(session, &request.body).await);
         }
+        if let Some(reply) = clients.early_lock(&request.header) {
+            return bytes(Ok(reply));
+        }
         // With a sequence, the metadata target decides this in the slot: a repeat must get the outcome that
         // is kept.
         if joins(kind)
             && sequence == 0
-            && let Err(failure) = clients.join(session)
+            && let Err(failure) = clients.join_for(&request.header, &request.body)
         {
             return Some(Err(failure));
         }

@@ -2,11 +2,13 @@
 //!
 //! Invariants:
 //! - no request waits here with anything locked that another client's answer may need;
-//! - only `Watch` waits, for news of its own session. It ends when the session ends or the service stops;
+//! - only `Watch` waits, for news of its own session, and in a recovery a change that is repeated, for its
+//!   turn. Both end when the session ends or the service stops;
 //! - whoever changes the leases wakes exactly the sessions that have news by that ([`Clients::change`]).
 
 use crate::leases::{Asked, Leases, Leaving, MOST_WAITING};
 use crate::locks::Locks;
+use crate::recovery::Recovery;
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Outcome, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
 use crate::unanswered::{Oldest, Unanswered};
@@ -18,7 +20,7 @@ use penstock_base::{Branch, Env, ErrorKind, FileId, Id128};
 use penstock_kv::{Kv, KvError, WriteSet};
 use penstock_wire::metadata::{
     AttrReply, GetAttrRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, PingRequest,
-    SetAttrRequest, UserRequest, WatchReply, WatchRequest,
+    RepeatRequest, SetAttrRequest, UserRequest, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Header, Kind, SLOTS};
 use prost::Message;
@@ -104,6 +106,9 @@ pub struct Clients {
     /// Owned by the running request of a slot, by session and slot.
     slots: RankedLocks<SlotKey>,
     unanswered: RefCell<Unanswered>,
+    recovery: RefCell<Recovery>,
+    /// Notified when a change may be repeated that waits for others.
+    recovers: Notify,
     /// Lease time of a remote client's session.
     lease: Cell<Duration>,
     stopped: Cell<bool>,
@@ -121,6 +126,20 @@ impl Drop for Serving {
         let now = self.clients.env.now();
         self.clients.sessions.borrow_mut().end(self.session, self.number, now);
         self.clients.ended.notify_waiters();
+    }
+}
+
+/// The turn of a session to repeat a change, until it is dropped.
+pub struct RepeatTurn {
+    clients: Rc<Clients>,
+    session: u64,
+    number: u64,
+}
+
+impl Drop for RepeatTurn {
+    fn drop(&mut self) {
+        self.clients.recovery.borrow_mut().has_made(self.session, self.number);
+        self.clients.progressed(self.session);
     }
 }
 
@@ -150,7 +169,10 @@ impl Clients {
     /// Reads back the sessions of other processes, and deletes the results of all others. `generation` is the
     /// number of this start of the service.
     pub async fn load(env: &Env, kv: &dyn Kv, generation: u64) -> Result<Rc<Self>, KvError> {
-        let sessions = Sessions::load(kv, env.now()).await?;
+        assert!(generation > 0, "0 is the number of no start");
+        let (sessions, ended) = Sessions::load(kv, env.now()).await?;
+        let mut recovery = Recovery::new(ended);
+        sessions.owing().for_each(|session| recovery.progressed(session, env.now()));
         Ok(Rc::new(Self {
             env: env.clone(),
             generation,
@@ -162,6 +184,8 @@ impl Clients {
             ended: Notify::new(),
             slots: RankedLocks::new(SLOT),
             unanswered: RefCell::default(),
+            recovery: RefCell::new(recovery),
+            recovers: Notify::new(),
             lease: Cell::new(LEASE),
             stopped: Cell::new(false),
         }))
@@ -172,6 +196,7 @@ impl Clients {
         self.stopped.set(true);
         self.watching.borrow().values().for_each(|watching| watching.notify_waiters());
         self.changed.notify_waiters();
+        self.recovers.notify_waiters();
     }
 
     /// True once it was stopped.
@@ -182,10 +207,11 @@ impl Clients {
     /// Notes that a request has arrived. While a request waits for other clients, only this counts as a sign
     /// of life.
     pub fn hear(&self, header: &Header) -> Result<(), Failure> {
-        match header.kind {
-            Kind::Hello => Ok(()),
-            _ => self.sessions.borrow_mut().hear(header.session, self.env.now()),
+        let Header { kind, session, .. } = *header;
+        if kind == Kind::Hello {
+            return Ok(());
         }
+        self.sessions.borrow_mut().hear(session, self.env.now())
     }
 
     /// Marks a request as being executed, after [`Self::hear`]. Without a session only the first exchange is
@@ -208,11 +234,84 @@ impl Clients {
         match self.sessions.borrow().find(who) {
             Seen::New => Ok(Slot::Execute(Owned { clients: self, who, _slot: slot })),
             Seen::Done(outcome) => Ok(Slot::Done(outcome)),
+            // Its change is durable, for a later one of the slot is.
+            Seen::Late if who.repeats.is_some() => Ok(Slot::Done(Ok(Vec::new()))),
             Seen::Late => {
                 let why = format!("request {} comes after its slot was used again", who.sequence);
                 Err(Failure::new(ErrorKind::Invalid, why))
             }
         }
+    }
+
+    /// Waits until a session that has survived a restart may repeat the change of this number: no other
+    /// session can repeat an earlier one any more. None if the session has reported everything to this start
+    /// and repeats what is done.
+    pub async fn turn_to_repeat(
+        self: &Rc<Self>,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<Option<RepeatTurn>, Failure> {
+        let RepeatRequest { change, start, .. } = RepeatRequest::decode(body).map_err(refused)?;
+        let (session, number) = (header.session, change.number);
+        if number == 0 {
+            return Err(refused("a change is numbered from 1"));
+        }
+        if start != self.generation {
+            let why = "a change is repeated to the start of the service for which it is meant";
+            return Err(Failure::new(ErrorKind::RefreshMap, why));
+        }
+        if !self.owes_opens(session) {
+            return Ok(None);
+        }
+        self.recovery.borrow_mut().wants(session, number);
+        self.recovers.notify_waiters();
+        let turn = RepeatTurn { clients: self.clone(), session, number };
+        loop {
+            let changed = self.recovers.notified();
+            self.check_session(session)?;
+            if self.recovery.borrow().is_next(number, self.sessions.borrow().owing()) {
+                return Ok(Some(turn));
+            }
+            changed.await;
+        }
+    }
+
+    /// A session that survived a restart does its part of the recovery.
+    fn progressed(&self, session: u64) {
+        if self.owes_opens(session) {
+            self.recovery.borrow_mut().progressed(session, self.env.now());
+        }
+    }
+
+    /// A session has reported everything after a restart, or has ended. Others may go on with the last one.
+    fn end_recovery_of(&self, session: u64, has_reported: bool) {
+        self.recovery.borrow_mut().end(session, has_reported);
+        self.recovers.notify_waiters();
+        if !self.owe_opens() {
+            self.change(Leases::end_recovery);
+        }
+    }
+
+    /// Number of sessions that survived the restart and ended without a report: what they had acknowledged
+    /// and the restart has lost is not there.
+    pub fn unreported(&self) -> u64 {
+        self.recovery.borrow().unreported()
+    }
+
+    /// Sessions that survived a restart, and for longer than their lease time have done nothing to recover,
+    /// 10 s at least (`LEAST_TO_ANSWER`). All others wait for them.
+    pub fn stuck_in_recovery(&self) -> Vec<SessionInfo> {
+        let mut infos = self.sessions();
+        infos.retain(|info| self.is_stuck_in_recovery(info));
+        infos
+    }
+
+    /// True if this session, that survived a restart, still does nothing to recover.
+    pub fn is_stuck_in_recovery(&self, info: &SessionInfo) -> bool {
+        let limit = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
+        let since = limit.and_then(|limit| self.env.now().checked_sub(limit));
+        let is_stuck = |since| self.recovery.borrow().is_stuck(info.id, since);
+        self.owes_opens(info.id) && since.is_some_and(is_stuck)
     }
 
     /// Adds the result's row to the transaction that executes a request; none for a request without a
@@ -227,7 +326,7 @@ impl Clients {
     pub fn request(&self, header: &Header) -> Result<Request, Failure> {
         let session = header.session;
         let key = self.sessions.borrow().key(session).ok_or_else(|| ended(session))?;
-        Ok(Request { session, key, sequence: header.sequence, user: header.user })
+        Ok(Request { session, key, sequence: header.sequence, user: header.user, repeats: None })
     }
 
     /// Fails unless a request names a user exactly if its session is one of several users, and one that the
@@ -316,7 +415,12 @@ impl Clients {
             return Err(Errno::PERM);
         }
         sessions.hear(number, self.env.now()).map_err(|_| Errno::STALE)?;
+        let owed = sessions.owes_opens(number);
         sessions.reported_opens(number);
+        drop(sessions);
+        if owed {
+            self.end_recovery_of(number, true);
+        }
         Ok(Some((number, lease_ms)))
     }
 
@@ -396,6 +500,7 @@ impl Clients {
     /// Ends a session with its leases and locks. Returns the inodes that it had open with the number of
     /// opens; none if there is no such session.
     pub fn end_session(&self, id: u64) -> Option<BTreeMap<FileId, u64>> {
+        let owed_opens = self.owes_opens(id);
         let opens = self.sessions.borrow_mut().remove(id)?;
         // Others may have waited for it before they could answer.
         let waiting: Vec<u64> =
@@ -403,6 +508,9 @@ impl Clients {
         self.unanswered.borrow_mut().begin_anew(self.env.now(), waiting.into_iter());
         self.change(|leases| leases.leave(id));
         assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
+        if owed_opens {
+            self.end_recovery_of(id, false);
+        }
         let changed = self.locks.borrow_mut().end(id);
         changed.into_iter().for_each(|file| self.notify_unlocked(file));
         self.wake(id);
@@ -430,9 +538,24 @@ impl Clients {
         self.sessions.borrow().is_live(session)
     }
 
-    /// True if a session has a row, with which a start brings it back.
-    pub fn has_row(&self, session: u64) -> bool {
-        self.sessions.borrow().has_row(session)
+    /// True if a session has a row with which a start brings it back.
+    pub fn comes_back(&self, session: u64) -> bool {
+        self.sessions.borrow().comes_back(session)
+    }
+
+    /// The transaction that writes the row of a session of this process, before its first request about
+    /// files: the next start must know that there was one, whose changes may be lost. None if it has one.
+    pub fn missing_row(&self, session: u64) -> Option<WriteSet> {
+        let sessions = self.sessions.borrow();
+        let (name, row) = sessions.missing_row(session)?;
+        let mut writes = WriteSet::new();
+        writes.put(session_key(name), row.encode()).reclaims();
+        Some(writes)
+    }
+
+    /// A session has a row from now on.
+    pub fn note_row(&self, session: u64) {
+        self.sessions.borrow_mut().note_row(session);
     }
 
     /// Sets the path at which a client of this process mounts; empty if it does not.
@@ -463,6 +586,11 @@ impl Clients {
     /// time, and 10 s at least (`LEAST_TO_ANSWER`). Each is returned with the number of the call. To be
     /// called several times in a lease time.
     pub fn unanswered(&self) -> Vec<(SessionInfo, u64)> {
+        if self.owe_opens() {
+            // The answers need what is not served during a recovery.
+            self.unanswered.take();
+            return Vec::new();
+        }
         let calls = self.leases.borrow().oldest_calls();
         let sessions = self.sessions.borrow();
         let oldest = |(session, call): (u64, u64)| {
@@ -506,11 +634,19 @@ impl Clients {
     pub fn renew_leases(&self) {
         self.sessions.borrow_mut().renew_all(self.env.now());
         self.unanswered.take();
+        let now = self.env.now();
+        let mut recovery = self.recovery.borrow_mut();
+        self.sessions.borrow().owing().for_each(|session| recovery.progressed(session, now));
     }
 
     /// True while removed files must stay, because clients may have them open and have not reported it yet.
     pub fn owe_opens(&self) -> bool {
         self.sessions.borrow().owe_opens()
+    }
+
+    /// True if a session survived a restart and has not reported everything yet.
+    pub fn owes_opens(&self, session: u64) -> bool {
+        self.sessions.borrow().owes_opens(session)
     }
 
     /// True if several sessions take part in leases.
@@ -544,7 +680,11 @@ impl Clients {
         if *start != self.generation {
             return Ok(Vec::new());
         }
-        if self.sessions.borrow().owes_opens(session) {
+        let owed = self.owes_opens(session);
+        if owed && (*all || !opens.is_empty() || !locks.is_empty()) {
+            self.progressed(session);
+        }
+        if owed {
             locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
         }
         let mut changes = Vec::new();
@@ -566,6 +706,10 @@ impl Clients {
         }
         if *all {
             sessions.reported_opens(session);
+        }
+        drop(sessions);
+        if *all && owed {
+            self.end_recovery_of(session, true);
         }
         Ok(changes)
     }
@@ -601,6 +745,23 @@ impl Clients {
     pub fn join(&self, session: u64) -> Result<(), Failure> {
         self.check_session(session)?;
         now_or_again(self.change(|leases| leases.ask_to_join(session)))
+    }
+
+    /// [`Self::join`], for a request that may be a part of the recovery after a restart: its session makes
+    /// its changes again, and the contents of its files.
+    pub fn join_for(&self, header: &Header, body: &[u8]) -> Result<(), Failure> {
+        let recovers = match header.kind {
+            Kind::Repeat | Kind::Write | Kind::Space | Kind::Commit => true,
+            Kind::GetAttr => GetAttrRequest::decode(body).map_err(refused)?.ticket == 0,
+            _ => false,
+        };
+        match recovers && self.owes_opens(header.session) {
+            true => {
+                self.progressed(header.session);
+                self.check_session(header.session)
+            }
+            false => self.join(header.session),
+        }
     }
 
     /// Makes every session sync its changes and stop changing anything, before the service stops. Returns the
@@ -735,6 +896,14 @@ impl Clients {
             }
             woken.await;
         }
+    }
+
+    /// The reply to a request for a lock of a session that has not reported yet which locks it had before a
+    /// restart: it must ask again. Its slot is left alone: the session may have to repeat an earlier request
+    /// of it.
+    pub fn early_lock(&self, header: &Header) -> Option<Vec<u8>> {
+        let is_early = header.kind == Kind::Lock && self.owes_opens(header.session);
+        is_early.then(|| LockReply { early: true, ..LockReply::default() }.encode_to_vec())
     }
 
     /// Sets, tests or releases an advisory lock. ESTALE if the session has ended.

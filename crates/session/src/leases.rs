@@ -89,6 +89,8 @@ pub(crate) struct Leases {
     news: BTreeMap<u64, News>,
     /// Sessions with news or calls that their Watch requests have not been woken for.
     told: BTreeSet<u64>,
+    /// Sessions that survived a restart have not made again what it may have lost: nobody takes part.
+    is_recovering: bool,
     /// While the service stops: the sessions that were asked to give up everything.
     closing: Option<BTreeMap<u64, Leaving>>,
 }
@@ -110,7 +112,8 @@ pub(crate) enum Leaving {
 impl Leases {
     /// State after a restart: each of these sessions may own any lease.
     pub(crate) fn restored(sessions: impl Iterator<Item = u64>) -> Self {
-        let mut leases = Self { joined: sessions.collect(), ..Self::default() };
+        let joined: BTreeSet<u64> = sessions.collect();
+        let mut leases = Self { is_recovering: !joined.is_empty(), joined, ..Self::default() };
         match leases.joined.len() {
             1 => leases.alone = leases.joined.first().copied(),
             _ => leases.joined.clone().into_iter().for_each(|session| leases.call_everything(session)),
@@ -229,8 +232,18 @@ impl Leases {
         }
     }
 
+    /// All sessions that survived a restart have made again what it may have lost, or have ended.
+    pub(crate) fn end_recovery(&mut self) {
+        self.is_recovering = false;
+        // Also those that owe an answer for which they need what they ask for.
+        self.tell_joining();
+    }
+
     /// Lets a session take part. Returns false if it must wait.
     fn join(&mut self, session: u64) -> bool {
+        if self.is_recovering {
+            return false;
+        }
         if self.alone == Some(session) {
             return true;
         }
@@ -383,9 +396,12 @@ impl Leases {
 
     /// Lets sessions ask again that wait to take part, if they may now.
     fn serve_joining(&mut self) {
-        if self.closing.is_some() || self.owes_everything(|_| true) {
-            return;
+        if !self.is_recovering && self.closing.is_none() && !self.owes_everything(|_| true) {
+            self.tell_joining();
         }
+    }
+
+    fn tell_joining(&mut self) {
         for session in self.waiting.take_joining() {
             self.tell(session, News::again);
         }

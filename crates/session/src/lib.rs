@@ -17,11 +17,12 @@ mod clients;
 pub mod grants;
 mod leases;
 mod locks;
+mod recovery;
 pub mod rows;
 mod table;
 mod unanswered;
 mod users;
 
-pub use clients::{Clients, Serving, Slot, joins};
-pub use table::{LEASE, Outcome, Request, SessionHoldings, SessionInfo, read_result};
+pub use clients::{Clients, RepeatTurn, Serving, Slot, joins};
+pub use table::{LEASE, Outcome, Repeat, Request, SessionHoldings, SessionInfo, read_result};
 pub use users::{Role, User};

@@ -62,7 +62,8 @@ pub struct SessionRow {
     pub client: String,
     /// Path at which the client mounts, for people.
     pub mount: String,
-    /// Lease time of the session in milliseconds; 0 for none, as for a client of this process.
+    /// Lease time of the session in milliseconds. 0 for a client of the service's own process: it ends with
+    /// that, and its row says to the next start that there was one.
     pub lease_ms: u32,
     /// Its role, which says where the permissions of its requests are checked.
     pub role: Role,
@@ -96,8 +97,8 @@ impl SessionRow {
         if number == 0 {
             return Err(dec.bad("the number of no session"));
         }
-        if lease_ms == 0 || lease_ms > MOST_LEASE_MS {
-            // Its session would never end, or hold everybody up for days.
+        if lease_ms > MOST_LEASE_MS {
+            // Its session would hold everybody up for days.
             return Err(dec.bad("a lease time that no session has"));
         }
         let row = Self { number, client: dec.text()?, mount: dec.text()?, lease_ms, role };

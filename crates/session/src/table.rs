@@ -20,8 +20,9 @@
 use crate::rows::{ResultRow, SessionRow, all_results, all_sessions, decode_session_key, result_key};
 use crate::users::{Role, Users};
 use penstock_base::num::to_u16;
-use penstock_base::{DecodeError, ErrorKind, FileId, Id128};
+use penstock_base::{DecodeError, ErrorKind, FileId, Id128, Ino};
 use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
+use penstock_wire::metadata::Change;
 use penstock_wire::{Failure, SLOTS};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -38,6 +39,17 @@ pub struct Request {
     pub sequence: u64,
     /// Number of the user for whom a gateway asks; 0 for a session whose kernel has checked permissions.
     pub user: u32,
+    /// The change that the request repeats after a restart; none for a new one.
+    pub repeats: Option<Repeat>,
+}
+
+/// A change that a client makes again because a restart of the service may have lost it.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeat {
+    /// Its place in the order of all changes, and its time.
+    pub change: Change,
+    /// The inode that it made the first time.
+    pub made: Option<Ino>,
 }
 
 /// Default lease time of a remote client's session: the session ends after this long without a request.
@@ -51,6 +63,8 @@ pub type Outcome = Result<Vec<u8>, Failure>;
 struct Session {
     key: Id128,
     who: SessionRow,
+    /// True once it has a row, which the next start finds.
+    has_row: bool,
     /// True if it survived a restart and has not yet reported its open files again.
     owes_opens: bool,
     /// Time at which its last request arrived or ended.
@@ -150,8 +164,11 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     /// Reads back the sessions of other processes, and deletes the results of all others.
-    pub(crate) async fn load(kv: &dyn Kv, now: Duration) -> Result<Self, KvError> {
+    /// Returns them with the number of sessions that had ended with the process.
+    pub(crate) async fn load(kv: &dyn Kv, now: Duration) -> Result<(Self, u64), KvError> {
         let mut sessions = Self::default();
+        let mut writes = WriteSet::new();
+        let mut ended = 0;
         for_each(kv, all_sessions(), |key, value| {
             // A session whose row cannot be read ends; its client's next request fails as of an ended
             // session.
@@ -159,6 +176,10 @@ impl Sessions {
                 match sessions.contains(who.number) {
                     // Of two sessions with one number the first goes on. A check reports the other row.
                     true => tracing::error!(session = who.number, "the row of a session is damaged"),
+                    false if who.lease_ms == 0 => {
+                        ended += 1;
+                        writes.delete(key.to_vec());
+                    }
                     false => sessions.insert(name, who, now),
                 }
             }
@@ -166,7 +187,6 @@ impl Sessions {
         })
         .await?;
         sessions.live.values_mut().for_each(|session| session.owes_opens = true);
-        let mut writes = WriteSet::new();
         for_each(kv, all_results(), |key, value| {
             let read = read_result(key, value).ok();
             let number = read.as_ref().and_then(|(session, ..)| sessions.names.get(session));
@@ -182,7 +202,7 @@ impl Sessions {
         })
         .await?;
         commit_apart(kv, std::mem::take(writes.reclaims())).await?;
-        Ok(sessions)
+        Ok((sessions, ended))
     }
 
     /// Looks up a request in its session's slots.
@@ -215,6 +235,11 @@ impl Sessions {
     /// True while removed files must stay, because clients may have them open and have not reported it yet.
     pub(crate) fn owe_opens(&self) -> bool {
         self.live.values().any(|session| session.owes_opens)
+    }
+
+    /// Numbers of the sessions that survived a restart and have not yet reported their open files again.
+    pub(crate) fn owing(&self) -> impl Iterator<Item = u64> {
+        self.live.iter().filter(|(_, session)| session.owes_opens).map(|(id, _)| *id)
     }
 
     /// Numbers of all sessions.
@@ -254,9 +279,21 @@ impl Sessions {
         !std::mem::replace(&mut session.is_leaving, true)
     }
 
-    /// True if a session has a row, with which a start brings it back.
-    pub(crate) fn has_row(&self, id: u64) -> bool {
+    /// True if a session has a row with which a start brings it back.
+    pub(crate) fn comes_back(&self, id: u64) -> bool {
         self.live.get(&id).is_some_and(|session| session.who.lease_ms > 0)
+    }
+
+    /// The row of a session, with its name, if it has to be written.
+    pub(crate) fn missing_row(&self, id: u64) -> Option<(Id128, &SessionRow)> {
+        self.live.get(&id).filter(|session| !session.has_row).map(|session| (session.key, &session.who))
+    }
+
+    /// A session has a row from now on.
+    pub(crate) fn note_row(&mut self, id: u64) {
+        if let Some(session) = self.live.get_mut(&id) {
+            session.has_row = true;
+        }
     }
 
     /// The number of the session of this name.
@@ -273,7 +310,8 @@ impl Sessions {
     pub(crate) fn insert(&mut self, key: Id128, who: SessionRow, now: Duration) {
         let id = who.number;
         assert_eq!(self.names.insert(key, id), None, "a name is of one session");
-        let before = self.live.insert(id, Session { key, who, heard: now, ..Session::default() });
+        let has_row = who.lease_ms > 0;
+        let before = self.live.insert(id, Session { key, who, heard: now, has_row, ..Session::default() });
         assert!(before.is_none(), "session {id} starts once");
     }
 

@@ -96,6 +96,8 @@ kinds! {
     Lease = 0x31,
     /// Sets, tests or releases a lock on bytes of a file.
     Lock = 0x32,
+    /// Sends a change again that a restart of the service may have lost.
+    Repeat = 0x33,
 }
 
 impl Kind {
@@ -125,7 +127,8 @@ impl Kind {
             | Self::StatFs
             | Self::Sync
             | Self::Lease
-            | Self::Lock => Object::FIRST_FILESET,
+            | Self::Lock
+            | Self::Repeat => Object::FIRST_FILESET,
         }
     }
 
@@ -143,6 +146,21 @@ impl Kind {
                 | Self::SetXattr
                 | Self::RemoveXattr
                 | Self::Lock
+                | Self::Repeat
+        )
+    }
+
+    /// True for a kind of request whose change is in a transaction of the name space.
+    pub fn changes_names(self) -> bool {
+        matches!(
+            self,
+            Self::SetAttr
+                | Self::Make
+                | Self::Link
+                | Self::Unlink
+                | Self::Rename
+                | Self::SetXattr
+                | Self::RemoveXattr
         )
     }
 

@@ -149,6 +149,42 @@ pub struct AttrReply {
     /// In the reply to an open of a regular file by a user, also one that it made.
     #[prost(message, optional, tag = "4")]
     pub grant: Option<GrantReply>,
+    /// In the reply to a change.
+    #[prost(message, optional, tag = "5")]
+    pub change: Option<Change>,
+}
+
+/// A change that was carried out, for a client that may have to send it again after a restart.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Change {
+    /// The place of the change in the order of all changes, from 1.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// The time that it counts as made at.
+    #[prost(message, required, tag = "2")]
+    pub time: Time,
+}
+
+/// A change that was acknowledged by an earlier start of the service, and may be lost. The sequence in the
+/// header is that of the first time.
+#[derive(Clone, PartialEq, Message)]
+pub struct RepeatRequest {
+    /// The kind of the message that made the change. 0, without a sequence: only wait until all clients have
+    /// repeated what came before the change.
+    #[prost(uint32, tag = "1")]
+    pub kind: u32,
+    /// Its body.
+    #[prost(bytes = "vec", tag = "2")]
+    pub body: Vec<u8>,
+    /// The change in the reply to it.
+    #[prost(message, required, tag = "3")]
+    pub change: Change,
+    /// The inode that it made; 0 for none.
+    #[prost(uint64, tag = "4")]
+    pub made: u64,
+    /// The generation of the service that is meant. Another one has yet to get what came before.
+    #[prost(uint64, tag = "5")]
+    pub start: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -271,6 +307,9 @@ pub struct RenameReply {
     /// The inode that was replaced, as it is after that.
     #[prost(message, optional, tag = "1")]
     pub replaced: Option<Attr>,
+    /// None if both names were of one inode, and nothing was changed.
+    #[prost(message, optional, tag = "2")]
+    pub change: Option<Change>,
 }
 
 /// The inodes of the two names of a rename; 0 for a name that does not exist.
@@ -743,6 +782,15 @@ pub struct LockReply {
     pub early: bool,
 }
 
+/// The reply to a Ping.
+#[derive(Clone, PartialEq, Message)]
+pub struct PingReply {
+    /// Number of sessions that survived the last restart of the service and ended without a report: what they
+    /// had acknowledged and the restart has lost is not there.
+    #[prost(uint64, tag = "1")]
+    pub unreported: u64,
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub struct EmptyReply {}
 
@@ -779,6 +827,11 @@ pub trait Reply: Message + Default {
     fn unknown(&self) -> Option<&'static str> {
         None
     }
+
+    /// The change that was carried out, and the inode that was made or changed; 0 for none.
+    fn change(&self) -> Option<(Change, u64)> {
+        None
+    }
 }
 
 impl Attr {
@@ -795,11 +848,19 @@ impl Reply for AttrReply {
     fn unknown(&self) -> Option<&'static str> {
         self.attr.as_ref()?.unknown()
     }
+
+    fn change(&self) -> Option<(Change, u64)> {
+        Some((self.change?, self.attr.as_ref().map_or(0, |attr| attr.ino)))
+    }
 }
 
 impl Reply for RenameReply {
     fn unknown(&self) -> Option<&'static str> {
         self.replaced.as_ref()?.unknown()
+    }
+
+    fn change(&self) -> Option<(Change, u64)> {
+        Some((self.change?, 0))
     }
 }
 
@@ -835,6 +896,8 @@ impl Reply for LockReply {
 }
 
 impl Reply for EmptyReply {}
+
+impl Reply for PingReply {}
 impl Reply for UserReply {}
 impl Reply for BytesReply {}
 impl Reply for NamesReply {}

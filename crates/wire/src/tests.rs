@@ -268,6 +268,15 @@ fn what_came_to_requests_later_keeps_its_numbers() {
     golden(&LockRequest { branch: 9, ..LockRequest::default() }, "5809");
     golden(&LockRequest { user: 9, ..LockRequest::default() }, "6009");
     golden(&OpenCount { user: 9, ..OpenCount::default() }, "2009");
+    let change = Change { number: 300, time: Time::from_ns(3) };
+    let changed = "08ac02 12021003".replace(' ', "");
+    golden(&change, &changed);
+    golden(&AttrReply { change: Some(change), ..AttrReply::default() }, &format!("2a07{changed}"));
+    golden(&RenameReply { change: Some(change), ..RenameReply::default() }, &format!("1207{changed}"));
+    let kind = Kind::Make as u32;
+    let repeat = RepeatRequest { kind, body: vec![9, 8], change, made: 7, start: 9 };
+    golden(&repeat, &format!("0823 12020908 1a07{changed} 2007 2809").replace(' ', ""));
+    golden(&PingReply { unreported: 2 }, "0802");
 }
 
 #[test]
@@ -313,7 +322,7 @@ fn replies_of_the_name_space_are_as_in_the_first_release() {
         &StatFsReply { total_blocks: 5, free_blocks: 4, available_blocks: 3, inodes: 2, free_inodes: 1 },
         "08051004180320022801",
     );
-    golden(&RenameReply { replaced: Some(attr()) }, &format!("0a3b{ATTR}"));
+    golden(&RenameReply { replaced: Some(attr()), change: None }, &format!("0a3b{ATTR}"));
     golden(&EmptyReply {}, "");
 }
 
@@ -338,7 +347,7 @@ fn replies_about_what_this_release_does_not_know_are_refused() {
     let unknown = [
         AttrReply { attr: elsewhere(), ..AttrReply::default() }.unknown(),
         AttrReply { attr: spread, ..AttrReply::default() }.unknown(),
-        RenameReply { replaced: elsewhere() }.unknown(),
+        RenameReply { replaced: elsewhere(), change: None }.unknown(),
         ReadDirReply { parent_branch: 9, ..ReadDirReply::default() }.unknown(),
         ReadDirReply { entries: vec![DirEntry { branch: 9, ..entry() }], ..ReadDirReply::default() }
             .unknown(),
@@ -358,7 +367,7 @@ fn replies_about_what_this_release_does_not_know_are_refused() {
     assert!(unknown.iter().all(Option::is_some), "{unknown:?}");
     let known = [
         AttrReply { attr: Some(attr()), may_be_unsynced: true, ..AttrReply::default() }.unknown(),
-        RenameReply { replaced: None }.unknown(),
+        RenameReply::default().unknown(),
         ReadDirReply { entries: vec![entry()], ..ReadDirReply::default() }.unknown(),
         WatchReply { calls: vec![LeaseCall::default()], ..WatchReply::default() }.unknown(),
         LockReply { conflict: Some(LockRequest::default()), early: false }.unknown(),

@@ -1,6 +1,6 @@
 //! Operations that add, find and remove names: lookup, make, link, unlink.
 
-use super::{acl, attr_reply, encode_attr};
+use super::{acl, changed_reply, encode_attr};
 use crate::access::{Asker, EXECUTE, WRITE};
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode, Layout, SET_GROUP_ID, is_device, is_directory};
@@ -38,7 +38,8 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
     }
     let request = may_make(&asker, &turn, &dir, request).await?;
     let mut writes = WriteSet::new();
-    let mut inode = new_inode(parts, turn.new_ino().await?, &dir, &request)?;
+    let ino = turn.new_ino(turn.made()).await?;
+    let mut inode = new_inode(parts, &turn, ino, &dir, &request)?;
     acl::inherit(&turn, &dir, &mut inode, request.umask, &mut writes).await?;
     if request.nameless {
         // In the queue of removed files from the beginning, so that a crash leaks nothing. Its open keeps
@@ -63,6 +64,7 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
     let reply = AttrReply {
         attr: Some(inode.attr(0)),
         grant: opened.and_then(|access| asker.grant(&inode, access)),
+        change: Some(turn.change()),
         ..AttrReply::default()
     };
     let reply = reply.encode_to_vec();
@@ -115,6 +117,7 @@ async fn may_make(
 /// The inode of a new name in `dir`. Fails for a mode that names no type of file.
 pub(super) fn new_inode(
     parts: &Parts,
+    turn: &Turn<'_>,
     ino: Ino,
     dir: &Inode,
     request: &MakeRequest,
@@ -122,7 +125,7 @@ pub(super) fn new_inode(
     if !crate::inode::has_type(request.mode) {
         return Err(MetaError::Request(format!("mode {:o} names no type of file", request.mode)));
     }
-    let now = parts.names.now();
+    let now = turn.now();
     let layout = Layout::of_one_target(parts.names.fs().chunk_blocks);
     let mut inode = Inode {
         ino,
@@ -200,7 +203,7 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
     dir.add_entries(1)?;
     dir.times[1] = now;
     dir.times[2] = now;
-    let reply = attr_reply(parts, &inode).await?;
+    let reply = changed_reply(parts, &turn, &inode).await?;
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     Ok(reply)
 }
@@ -229,7 +232,7 @@ pub(crate) async fn unlink(parts: &Parts, who: Request, request: NameRequest) ->
     dir.times[2] = now;
     let ino = inode.ino;
     turn.remove_name(&mut dir, &mut inode, &mut writes)?;
-    let reply = attr_reply(parts, &inode).await?;
+    let reply = changed_reply(parts, &turn, &inode).await?;
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     parts.reap_if_removed(ino);
     Ok(reply)

@@ -46,7 +46,8 @@ pub(crate) async fn rename(
     who: Request,
     request: RenameRequest,
 ) -> Result<Vec<u8>, MetaError> {
-    if request.start != 0 && request.start != parts.chunks.generation() {
+    let is_repeat = who.repeats.is_some();
+    if request.start != 0 && request.start != parts.chunks.generation() && !is_repeat {
         return Err(MetaError::Restarted);
     }
     let turn = parts.turn(who).await?;
@@ -78,7 +79,7 @@ pub(crate) async fn rename(
         let replaces_as_found = if request.exchange { found.replaced == there } else { found.replaced > 0 };
         found.moved == moved.ino.0 && (replaces_as_found || there == 0)
     };
-    if request.found.is_some_and(|found| !is_synced(found)) {
+    if request.found.is_some_and(|found| !is_synced(found)) && !is_repeat {
         return Err(MetaError::Renamed);
     }
     touched.load(&turn, moved.ino).await?;
@@ -117,8 +118,8 @@ pub(crate) async fn rename(
         }
     }
     if request.whiteout {
-        let ino = turn.new_ino().await?;
-        leave_whiteout(parts, ino, &mut touched, &request, from_cookie, &mut writes)?;
+        let ino = turn.new_ino(None).await?;
+        leave_whiteout((parts, &turn), ino, &mut touched, &request, from_cookie, &mut writes)?;
     }
     moved_to(&turn, &mut touched, &moved, from_dir, to_dir)?;
     let now = turn.now();
@@ -131,7 +132,7 @@ pub(crate) async fn rename(
         Some(ino) => Some(parts.attr(touched.get(ino)).await?),
         None => None,
     };
-    let reply = RenameReply { replaced }.encode_to_vec();
+    let reply = RenameReply { replaced, change: Some(turn.change()) }.encode_to_vec();
     turn.commit(who, writes, touched.inodes.into_values().collect(), &reply).await?;
     if let Some(ino) = removed {
         parts.reap_if_removed(ino);
@@ -189,7 +190,7 @@ async fn may_rename(
 /// Puts a character device 0, 0 at the old name: union file systems read it as "the name does not exist
 /// here".
 fn leave_whiteout(
-    parts: &Parts,
+    (parts, turn): (&Parts, &Turn<'_>),
     ino: Ino,
     touched: &mut Touched,
     request: &RenameRequest,
@@ -199,7 +200,7 @@ fn leave_whiteout(
     let RenameRequest { dir, uid, gid, .. } = *request;
     let device = MakeRequest { dir, mode: CHARACTER_DEVICE, uid, gid, ..MakeRequest::default() };
     let from_dir = touched.get(Ino(dir));
-    let inode = new_inode(parts, ino, from_dir, &device)?;
+    let inode = new_inode(parts, turn, ino, from_dir, &device)?;
     from_dir.add_entries(1)?;
     let row = entry_row(inode.ino, inode.type_bits(), &request.name);
     writes.put(entry_key(from_dir.ino, cookie), row);

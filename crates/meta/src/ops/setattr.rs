@@ -1,7 +1,7 @@
 //! Attributes: reading and changing them, truncating a file, and statfs.
 
 use super::xattr::has_capabilities;
-use super::{acl, encode_attr};
+use super::{acl, encode_attr, encode_changed};
 use crate::STEP_CHUNKS;
 use crate::access::{Asker, WRITE};
 use crate::error::MetaError;
@@ -60,7 +60,9 @@ pub(crate) async fn set_attr(
         true => request,
         false => may_set(parts, who, request).await?,
     };
-    let mut known_truncations = request.known_truncations.filter(|_| !request.grow);
+    // A change that is repeated was accepted once, with other generations.
+    let is_repeat = who.repeats.is_some();
+    let mut known_truncations = request.known_truncations.filter(|_| !request.grow && !is_repeat);
     let mut cleared = None;
     if let Some(size) = request.size.filter(|_| !request.grow) {
         cleared = clear_behind(parts, who, Ino(request.ino), size, &mut known_truncations).await?;
@@ -94,7 +96,7 @@ pub(crate) async fn set_attr(
     }
     inode.uid = request.uid.unwrap_or(inode.uid);
     inode.gid = request.gid.unwrap_or(inode.gid);
-    let overtaken = request.grow && request.truncations != inode.truncations;
+    let overtaken = request.grow && request.truncations != inode.truncations && !is_repeat;
     let [atime, mtime, ctime, _] = &mut inode.times;
     *atime = request.atime.unwrap_or(*atime);
     if !overtaken {
@@ -121,7 +123,7 @@ pub(crate) async fn set_attr(
     let mut attr = parts.attr(&inode).await?;
     let (file, owner) = (FileId::main(inode.ino), inode.owner());
     let Some((size, behind)) = truncated_to else {
-        let reply = encode_attr(attr);
+        let reply = encode_changed(&turn, attr);
         match inode.kind() == FileKind::Regular && owner != owner_before {
             // Its blocks are counted to the new owner in the same transaction.
             true => {
@@ -141,7 +143,7 @@ pub(crate) async fn set_attr(
         // As long as the transaction is not committed, nobody has counted what it leaves.
         attr.blocks = attr.blocks.min(size.div_ceil(BLOCK_BYTES as u64));
     }
-    let reply = encode_attr(attr.clone());
+    let reply = encode_changed(&turn, attr.clone());
     let first_block = size.div_ceil(BLOCK_BYTES as u64);
     assert!(first_block <= until, "the steps stopped behind the new end");
     let known = Known { truncations: inode.truncations, owner };
@@ -156,7 +158,7 @@ pub(crate) async fn set_attr(
     if let Ok(blocks) = parts.chunks.held_or_row(file) {
         attr.blocks = blocks;
     }
-    Ok(encode_attr(attr))
+    Ok(encode_changed(&turn, attr))
 }
 
 /// Fails unless a user may make this change. Returns the request with what follows from it: a user sets no

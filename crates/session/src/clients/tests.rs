@@ -10,6 +10,7 @@ fn id(ino: u64) -> FileId {
 }
 
 mod model;
+mod recovery;
 mod users;
 mod waits;
 
@@ -213,7 +214,7 @@ fn exclusive_lock() -> LockRequest {
 }
 
 fn who(session: u64, sequence: u64) -> Request {
-    Request { session, key: Id128::NIL, sequence, user: 0 }
+    Request { session, key: Id128::NIL, sequence, user: 0, repeats: None }
 }
 
 /// A client of this process.
@@ -789,4 +790,18 @@ fn after_a_restart(sessions: &[u64], test: impl AsyncFnOnce(&Bench)) {
     });
     world.destroy();
     outcome.unwrap();
+}
+
+/// Like [`after_a_restart`], once all sessions have reported what they had.
+fn recovered_after_a_restart(sessions: &[u64], test: impl AsyncFnOnce(&Bench)) {
+    after_a_restart(sessions, async |bench| {
+        sessions.iter().for_each(|session| report(&bench.clients, *session));
+        test(bench).await;
+    });
+}
+
+/// A session that survived a restart reports that it had nothing.
+fn report(clients: &Clients, session: u64) {
+    let ping = PingRequest { reclaimed: true, start: GENERATION, ..PingRequest::default() };
+    clients.reclaim(session, &ping).unwrap();
 }

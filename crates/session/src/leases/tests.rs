@@ -10,6 +10,13 @@ const FIRST: u64 = 1;
 const SECOND: u64 = 2;
 const THIRD: u64 = 3;
 
+/// The leases after a restart that these sessions survived, and after their recovery.
+fn recovered(sessions: impl Iterator<Item = u64>) -> Leases {
+    let mut leases = Leases::restored(sessions);
+    leases.end_recovery();
+    leases
+}
+
 fn calls_of(leases: &Leases, session: u64) -> Vec<u64> {
     let calls = leases.calls.iter().filter(|(_, call)| call.session == session && call.file.is_none());
     calls.map(|(number, _)| *number).collect()
@@ -20,7 +27,7 @@ fn calls_of(leases: &Leases, session: u64) -> Vec<u64> {
 /// newer one, so the stop did not wait for changes made under leases that it got in between.
 #[test]
 fn a_stop_waits_for_the_answers_to_all_calls() {
-    let mut leases = Leases::restored([FIRST].into_iter());
+    let mut leases = recovered([FIRST].into_iter());
     assert!(leases.join(FIRST));
     assert!(!leases.join(SECOND));
     leases.close();
@@ -43,7 +50,7 @@ fn a_stop_waits_for_the_answers_to_all_calls() {
 
 #[test]
 fn a_stop_hears_of_what_could_not_be_made_known() {
-    let mut leases = Leases::restored([FIRST].into_iter());
+    let mut leases = recovered([FIRST].into_iter());
     leases.close();
     let [call] = calls_of(&leases, FIRST)[..] else { panic!("one call") };
     leases.failed(FIRST, call, 5);
@@ -55,7 +62,7 @@ fn a_stop_hears_of_what_could_not_be_made_known() {
 /// Regression: the stop waited until its timeout for an answer of a session that had ended.
 #[test]
 fn a_stop_waits_for_no_session_that_has_ended() {
-    let mut leases = Leases::restored([FIRST, SECOND].into_iter());
+    let mut leases = recovered([FIRST, SECOND].into_iter());
     leases.close();
     leases.leave(FIRST);
     leases.done(SECOND);
@@ -146,7 +153,7 @@ fn a_stop_is_done_with_a_client_that_keeps_nothing_in_every_order() {
     let mut left: Vec<Vec<Step>> = vec![Vec::new()];
     while let Some(order) = left.pop() {
         let mut stop = Stop {
-            leases: Leases::restored([FIRST].into_iter()),
+            leases: recovered([FIRST].into_iter()),
             // It was alone, and needed no lease for what it changed.
             keeps: true,
             heard: BTreeSet::new(),
@@ -348,7 +355,7 @@ fn a_sync_is_asked_of_the_session_with_an_exclusive_lease() {
 #[test]
 fn a_sync_is_asked_of_all_that_owe_everything() {
     const INO: FileId = FileId::of_numbers(0, 7);
-    let mut leases = Leases::restored([FIRST, SECOND, 3].into_iter());
+    let mut leases = recovered([FIRST, SECOND, 3].into_iter());
     assert!(leases.is_unsynced_elsewhere(SECOND, INO));
     for ticket in [1, 2] {
         assert_eq!(leases.ask_to_sync(SECOND, INO, ticket), Asked::Waits);
@@ -573,6 +580,8 @@ fn news_are_sent_once_and_only_to_their_session() {
 fn after_a_restart_several_sessions_give_up_everything_and_one_does_not() {
     for sessions in 0..4 {
         let mut leases = Leases::restored(1..=sessions);
+        assert!((1..=sessions).all(|session| !leases.join(session)), "nobody takes part in a recovery");
+        leases.end_recovery();
         let called = leases.calls.len() as u64;
         assert_eq!(called, if sessions == 1 { 0 } else { sessions }, "{sessions} sessions");
         assert_eq!(leases.alone, (sessions == 1).then_some(1));
@@ -835,7 +844,7 @@ fn a_session_that_ends_owes_nothing_any_more() {
 
 #[test]
 fn a_session_that_is_left_during_a_stop_is_not_alone() {
-    let mut leases = Leases::restored([FIRST, SECOND].into_iter());
+    let mut leases = recovered([FIRST, SECOND].into_iter());
     leases.close();
     for session in [FIRST, SECOND] {
         for call in calls_of(&leases, session) {

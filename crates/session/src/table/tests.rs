@@ -22,7 +22,7 @@ fn row(number: u64) -> SessionRow {
 }
 
 fn request(sequence: u64) -> Request {
-    Request { session: 7, key: key_of(7), sequence, user: 0 }
+    Request { session: 7, key: key_of(7), sequence, user: 0, repeats: None }
 }
 
 #[test]
@@ -43,7 +43,10 @@ fn a_repeat_is_answered_until_its_slot_is_used_again() {
     sessions.keep(request(1 + SLOTS), &Ok(vec![2]));
     assert!(matches!(sessions.find(request(1)), Seen::Late));
     assert!(
-        matches!(sessions.find(Request { session: 8, key: key_of(8), sequence: 1, user: 0 }), Seen::New),
+        matches!(
+            sessions.find(Request { session: 8, key: key_of(8), sequence: 1, user: 0, repeats: None }),
+            Seen::New
+        ),
         "no such session"
     );
 }
@@ -109,7 +112,7 @@ fn load(rows: &[(Vec<u8>, Vec<u8>)]) -> (Sessions, Vec<Vec<u8>>) {
     }
     now(kv.commit(writes)).unwrap();
     let sessions = now(Sessions::load(&*kv, Duration::from_secs(100))).unwrap();
-    (sessions, kv.rows().into_iter().map(|(key, _)| key).collect())
+    (sessions.0, kv.rows().into_iter().map(|(key, _)| key).collect())
 }
 
 fn session_row(id: u64) -> (Vec<u8>, Vec<u8>) {

@@ -14,6 +14,7 @@ mod load;
 mod mischief;
 mod model;
 mod plant;
+mod recovered;
 mod refused;
 mod regress;
 mod remote;

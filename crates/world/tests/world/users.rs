@@ -9,8 +9,8 @@ use penstock_wire::data::{
 };
 use penstock_wire::metadata::{
     ACCESS_READ, ACCESS_WRITE, AttrReply, EmptyReply, GrantReply, HelloRequest, InodeRequest, LeaseRequest,
-    LinkRequest, LockChange, LockReply, LockRequest, MakeRequest, NameRequest, OpenRequest, ROLE_GATEWAY,
-    SetAttrRequest, Time, UserReply, UserRequest, XattrRequest,
+    LinkRequest, LockChange, LockReply, LockRequest, MakeRequest, NameRequest, OpenRequest, PingRequest,
+    ROLE_GATEWAY, SetAttrRequest, Time, UserReply, UserRequest, XattrRequest,
 };
 use penstock_wire::{Failure, Frame, Kind, SLOTS, session_of_hello};
 use prost::Message;
@@ -34,6 +34,14 @@ impl Gateway {
         let hello = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
         let reply = machine.node.serve(hello, true).await;
         Self { session: session_of_hello(&reply).unwrap(), sequence: Cell::new(SLOTS) }
+    }
+
+    /// Reports after a restart that it had nothing open.
+    async fn report(&self, machine: &Machine) {
+        let ping = request_of(self.session, 0, Kind::Ping, PingRequest::default().encode_to_vec());
+        let start = machine.node.serve(ping, true).await.header.generation;
+        let ping = PingRequest { reclaimed: true, start, ..PingRequest::default() };
+        self.send(machine, 0, Kind::Ping, ping.encode_to_vec(), Vec::new()).await.unwrap();
     }
 
     async fn name(&self, machine: &Machine, uid: u32) -> u32 {
@@ -198,6 +206,7 @@ fn a_user_reads_and_writes_with_the_grant_of_an_open_file_only() {
         // The service is started again: users are named anew, and what they had opened they have.
         gateway.send(&machine, 0, Kind::Sync, Vec::new(), Vec::new()).await.unwrap();
         let machine = restart(site, machine, &way, Duration::ZERO).await;
+        gateway.report(&machine).await;
         let unknown = gateway.data(&machine, own, Kind::Read, read(), right).await.unwrap_err();
         assert_eq!(unknown.kind, ErrorKind::RefreshMap, "{unknown}");
         gateway.name(&machine, 1001).await;

@@ -55,6 +55,9 @@ fn model(seed: u64) -> (u64, u64) {
             for id in 1..=1 + seed % 4 {
                 views.borrow_mut().insert(id, View::default());
                 next_id = id + 1;
+                if seed.is_multiple_of(2) {
+                    report(&clients, id);
+                }
             }
         }
         let mut waiters: Vec<Waiter> = Vec::new();
@@ -132,6 +135,7 @@ fn model(seed: u64) -> (u64, u64) {
                         clients.watch(session, &request.encode_to_vec()).await.unwrap();
                     }
                 }
+                15 if below(4) == 0 => report(&clients, session),
                 14 if seed.is_multiple_of(2) && !closed && below(12) == 0 => {
                     closed = true;
                     let clients = clients.clone();
@@ -144,6 +148,7 @@ fn model(seed: u64) -> (u64, u64) {
                 _ => env.sleep(Duration::from_millis(below(30))).await,
             }
         }
+        views.borrow().keys().for_each(|session| report(&clients, *session));
         for _ in 0..300 {
             let ids: Vec<u64> = views.borrow().keys().copied().collect();
             for session in ids {

@@ -88,7 +88,7 @@ fn a_session_that_has_ended_for_its_client_gets_no_lease() {
 #[test]
 fn calls_and_news_come_in_parts() {
     const CALLS: u64 = 10_000;
-    after_a_restart(&[FIRST, SECOND], async |bench| {
+    recovered_after_a_restart(&[FIRST, SECOND], async |bench| {
         let clients = &bench.clients;
         clients.join(SECOND).unwrap();
         for ticket in 1..=CALLS {
@@ -130,7 +130,7 @@ fn calls_and_news_come_in_parts() {
 #[test]
 fn a_failed_sync_is_not_forgotten_while_another_is_waited_for() {
     const THIRD: u64 = 3;
-    after_a_restart(&[FIRST, SECOND, THIRD], async |bench| {
+    recovered_after_a_restart(&[FIRST, SECOND, THIRD], async |bench| {
         let clients = &bench.clients;
         let sync = |ino: u64| {
             let asker = bench.asker();
@@ -180,7 +180,7 @@ fn a_lease_that_an_answer_needs_waits_for_no_session_that_joins_again() {
 /// that needs a lease (`Leaving::Called` says that).
 #[test]
 fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
-    after_a_restart(&[FIRST, SECOND], async |bench| {
+    recovered_after_a_restart(&[FIRST, SECOND], async |bench| {
         let clients = &bench.clients;
         // The second client's request comes before its answer.
         clients.join(SECOND).unwrap();

@@ -1,0 +1,125 @@
+//! The recovery after a restart of the service: its clients make again what they had changed and the restart
+//! may have lost.
+//!
+//! Each client has kept its changes that are not durable, with their numbers in the order of all changes. It
+//! sends them again one after the other. A change may depend on one of another client, so they are made in
+//! the order of their numbers: one waits until each other session that has not finished has sent one of its
+//! own, and none of those has a smaller number. Blocks of files need no order: a client had made durable what
+//! it wrote before it gave a lease to another one.
+//!
+//! Nothing else is served meanwhile that may show names or files. So nobody sees the time before a change
+//! that had been acknowledged.
+//!
+//! Invariants:
+//! - a change is repeated only when no smaller number can come any more, unless its session has ended;
+//! - a session that makes no progress, and does not wait for others, ends: the others wait for it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The state of the recovery that is the same for all sessions, and what each waits with.
+#[derive(Default)]
+pub(crate) struct Recovery {
+    /// The number of the change that each session wants to make next.
+    heads: BTreeMap<u64, u64>,
+    /// When each session was last heard with something that is a part of it.
+    progress: BTreeMap<u64, Duration>,
+    /// Sessions that ended without a report.
+    unreported: u64,
+}
+
+impl Recovery {
+    /// The recovery of a start before which this number of sessions ended with the process.
+    pub(crate) fn new(ended: u64) -> Self {
+        Self { unreported: ended, ..Self::default() }
+    }
+
+    /// A session wants to make this change now.
+    pub(crate) fn wants(&mut self, session: u64, number: u64) {
+        assert!(number > 0, "changes are numbered from 1");
+        self.heads.insert(session, number);
+    }
+
+    /// True if no session of these can have a smaller number.
+    pub(crate) fn is_next(&self, number: u64, mut owing: impl Iterator<Item = u64>) -> bool {
+        owing.all(|session| self.heads.get(&session).is_some_and(|head| *head >= number))
+    }
+
+    /// A session has made the change of this number.
+    pub(crate) fn has_made(&mut self, session: u64, number: u64) {
+        if self.heads.get(&session) == Some(&number) {
+            self.heads.remove(&session);
+        }
+    }
+
+    /// A session was heard with a part of its recovery.
+    pub(crate) fn progressed(&mut self, session: u64, now: Duration) {
+        self.progress.insert(session, now);
+    }
+
+    /// True if a session has made no progress since `since` and does not wait for others.
+    pub(crate) fn is_stuck(&self, session: u64, since: Duration) -> bool {
+        !self.heads.contains_key(&session)
+            && self.progress.get(&session).is_none_or(|progressed| *progressed < since)
+    }
+
+    /// A session has reported everything, or has ended.
+    pub(crate) fn end(&mut self, session: u64, has_reported: bool) {
+        self.heads.remove(&session);
+        self.progress.remove(&session);
+        self.unreported += u64::from(!has_reported);
+        assert!(!self.heads.contains_key(&session), "session {session} wants nothing any more");
+    }
+
+    /// Number of sessions that ended without a report.
+    pub(crate) fn unreported(&self) -> u64 {
+        self.unreported
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_smallest_number_is_next_once_all_have_said_theirs() {
+        let mut recovery = Recovery::default();
+        let owing = || [1, 2, 3].into_iter();
+        recovery.wants(1, 5);
+        recovery.wants(2, 9);
+        assert!(!recovery.is_next(5, owing()), "the third one has said nothing");
+        recovery.wants(3, 7);
+        assert!(recovery.is_next(5, owing()) && !recovery.is_next(7, owing()));
+        recovery.has_made(1, 5);
+        assert!(!recovery.is_next(7, owing()), "the first one may have a 6");
+        assert!(recovery.is_next(7, [2, 3].into_iter()), "it has reported");
+        // A repeat of a change that was made does not take the next one back.
+        recovery.wants(1, 8);
+        recovery.has_made(1, 5);
+        assert!(recovery.is_next(7, owing()));
+        recovery.has_made(3, 7);
+        recovery.end(3, true);
+        assert!(recovery.is_next(8, [1, 2].into_iter()) && !recovery.is_next(9, [1, 2].into_iter()));
+        assert_eq!(recovery.unreported(), 0);
+    }
+
+    #[test]
+    fn a_session_is_stuck_that_does_nothing_and_waits_for_nobody() {
+        let mut recovery = Recovery::new(3);
+        assert!(recovery.is_stuck(1, s(0)), "it was never heard");
+        recovery.progressed(1, s(10));
+        for (since, is_stuck) in [(s(5), false), (s(10), false), (s(11), true)] {
+            assert_eq!(recovery.is_stuck(1, since), is_stuck, "{since:?}");
+        }
+        recovery.wants(1, 4);
+        assert!(!recovery.is_stuck(1, s(100)), "it waits for others");
+        recovery.has_made(1, 4);
+        assert!(recovery.is_stuck(1, s(100)));
+        recovery.end(1, false);
+        assert_eq!(recovery.unreported(), 4, "three had ended with the process");
+    }
+}

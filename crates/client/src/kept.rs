@@ -306,7 +306,7 @@ impl Kept {
 
     /// Returns a mark for [`Self::committed`]; none if nothing is kept of the file.
     pub(crate) fn mark(&self, file: FileId) -> Option<u64> {
-        self.files.borrow().get(&file).map(|known| known.last)
+        self.files.borrow().get(&file).filter(|known| !known.is_empty()).map(|known| known.last)
     }
 
     /// True if something is kept of a file that was not committed.
@@ -324,27 +324,26 @@ impl Kept {
         }
     }
 
-    /// A `Sync` request has made durable what was sent up to this number, in these files among others.
-    pub(crate) fn are_durable(&self, upto: Change, files: impl Iterator<Item = FileId>) {
+    /// A `Sync` request has made durable what was sent up to this number.
+    pub(crate) fn are_durable(&self, upto: Change) {
         let mut freed = 0;
         self.changes.borrow_mut().retain(|kept| {
             let stays = kept.sent > upto;
             freed += if stays { 0 } else { i128::from(kept.body.len() as u64 + ENTRY_BYTES) };
             stays
         });
-        for file in files {
-            let mut all = self.files.borrow_mut();
-            let Some(known) = all.get_mut(&file) else { continue };
+        self.files.borrow_mut().retain(|_, known| {
+            if known.committed.front().is_none_or(|(_, sent)| *sent > upto) {
+                return true;
+            }
             let before = known.memory();
             while let Some((write, _)) = known.committed.pop_front_if(|(_, sent)| *sent <= upto) {
                 known.forget_upto(write);
             }
             freed += i128::from(before) - i128::from(known.memory());
             assert!(freed >= 0, "nothing is added");
-            if known.is_empty() {
-                all.remove(&file);
-            }
-        }
+            !known.is_empty()
+        });
         self.count(-freed);
     }
 

@@ -2,8 +2,8 @@
 
 use crate::client::Client;
 use penstock_base::FileId;
+use penstock_wire::Failure;
 use penstock_wire::metadata::{LockChange, LockReply, LockRequest};
-use penstock_wire::{Failure, Kind};
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -36,18 +36,22 @@ impl Client {
 
     async fn try_lock(&self, request: &LockRequest) -> Result<Answer, Failure> {
         let (locks, unlocks) = (self.session.locks(), request.change() == LockChange::Unlock);
-        let _changing = locks.change().await;
-        let before = if unlocks { locks.give_up(request) } else { Vec::new() };
-        let reply: Result<LockReply, Failure> =
-            self.session.once(Kind::Lock, request.file().branch, request).await;
+        let begin = async || {
+            let changing = locks.change().await;
+            (changing, if unlocks { locks.give_up(request) } else { Vec::new() })
+        };
+        let ((_changing, before), reply) = self.session.change_lock(request, begin).await?;
         if reply.is_err() {
             // The service kept the locks, because it lacks space for the remaining parts.
             before.iter().for_each(|lock| locks.note(lock));
         }
-        match reply? {
-            LockReply { early: true, .. } => Ok(Answer::Early),
-            LockReply { conflict: Some(lock), .. } => Ok(Answer::Conflict(lock)),
-            LockReply { conflict: None, .. } => {
+        match reply {
+            // After a restart: this client has not reported its locks, or another one has not.
+            Ok(LockReply { early: true, .. }) => Ok(Answer::Early),
+            Err(failure) if failure.is_ask_again() => Ok(Answer::Early),
+            Err(failure) => Err(failure),
+            Ok(LockReply { conflict: Some(lock), .. }) => Ok(Answer::Conflict(lock)),
+            Ok(LockReply { conflict: None, .. }) => {
                 if !request.test && !unlocks {
                     locks.note(request);
                 }

@@ -238,7 +238,13 @@ impl<'a> Round<'a> {
     /// Fetches what the service knows of a file with unsynced writes.
     async fn fetch_again(&self, file: FileId) -> Result<(), Failure> {
         match self.fetch(file).await {
-            Err(failure) if self.is_over() || failure.errno != ESTALE => Err(failure),
+            Err(failure) if self.is_over() => Err(failure),
+            Err(failure) if failure.errno != ESTALE => {
+                // Others must not wait for a file that cannot be read.
+                tracing::error!(%failure, %file, "writes that were acknowledged are lost");
+                self.session.lose(file);
+                Ok(())
+            }
             Ok(fetched) => {
                 self.session.files().with(file, |state| state.resent(&fetched));
                 Ok(())

@@ -120,9 +120,9 @@ async fn sync_at_last(session: &Session, file: FileId, era: Era) -> Result<(), F
     let mut attempts = 1;
     let failure = loop {
         let mut synced = session.sync_file(file).await;
-        if synced.is_ok() && session.kept().mark(file).is_some() {
-            // Another client may write to the file from now on: then nothing of it may be sent again here.
-            synced = session.sync_names().await;
+        // Another client may write to the file from now on: then nothing of it may be sent again here.
+        while synced.is_ok() && session.kept().mark(file).is_some() && session.era() == era {
+            synced = session.sync_file(file).await.and(session.sync_names().await);
         }
         if session.era() != era {
             return Ok(());
@@ -182,7 +182,11 @@ pub(crate) async fn give_up_everything(session: &Session, grant: u64, era: Era) 
         }
         sync_at_last(session, file, era).await
     };
-    let synced = in_turns(session.files().select(|_| true), sync).await;
+    let mut files = session.files().select(|_| true);
+    files.extend(session.kept().files());
+    files.sort_unstable();
+    files.dedup();
+    let synced = in_turns(files, sync).await;
     if !is_over() {
         leases.all_leased(times_alone);
     }

@@ -26,7 +26,8 @@ use penstock_base::{
 };
 use penstock_wire::data::{ChunkRef, SpaceRef, decode_reply, encode_commit, encode_space, encode_write};
 use penstock_wire::metadata::{
-    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, RepeatRequest, Reply, SetAttrRequest, Time,
+    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, LockReply, LockRequest, RepeatRequest,
+    Reply, SetAttrRequest, Time,
 };
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
@@ -332,7 +333,10 @@ impl Session {
         branch: Branch,
         body: &impl Message,
     ) -> Result<R, Failure> {
-        self.kept.room().await?;
+        // A full memory must not keep anybody from freeing space.
+        if !matches!(kind, Kind::Unlink | Kind::SetAttr) {
+            self.kept.room().await?;
+        }
         let (sequence, reply) = self.once_in(async || self.slots.take().await, kind, branch, body).await?;
         self.keep((kind, branch, sequence), body, &reply, self.sent.names());
         Ok(reply)
@@ -379,6 +383,21 @@ impl Session {
         body: &impl Message,
     ) -> Result<R, Failure> {
         Ok(self.once_in(async || self.slots.take().await, kind, branch, body).await?.1)
+    }
+
+    /// Sends a request that changes locks. `begin` is called once it has a slot, and its result is kept until
+    /// the answer: a recovery waits for that, and all slots may be in use by requests that wait for the
+    /// recovery.
+    pub(crate) async fn change_lock<T>(
+        &self,
+        request: &LockRequest,
+        begin: impl AsyncFnOnce() -> T,
+    ) -> Result<(T, Result<LockReply, Failure>), Failure> {
+        let slot = self.slots.take().await?;
+        let begun = begin().await;
+        let ids = (Kind::Lock, request.file().branch, slot.sequence());
+        let reply = self.exchange(Errand::Usual, ids, request.encode_to_vec(), Vec::new()).await;
+        Ok((begun, reply.and_then(|(body, _)| decode(&body))))
     }
 
     /// Sends a request that must be executed once, in a slot for each attempt. Returns the sequence of the
@@ -679,7 +698,7 @@ impl Session {
     /// A `Sync` request has made durable what was sent before it.
     pub(crate) fn note_synced(&self, covered: Covered<'_>) {
         let (files, upto) = covered.are_durable();
-        self.kept.are_durable(upto, files.iter().copied());
+        self.kept.are_durable(upto);
         for file in files {
             self.files.with(file, |state| state.durable_upto(upto));
             self.files.forget_idle(file);

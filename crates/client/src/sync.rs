@@ -81,16 +81,18 @@ impl Session {
         // One sync at a time, so that a time that is set after one is not overtaken by one in flight.
         let turn = self.syncing().exclusive(file).await;
         let (generation, mark) = (self.restarts().generation(), self.kept().mark(file));
-        let Some(state) = self.files().get(file) else { return Ok(true) };
-        let before = state.borrow().clone();
-        let Some(mtime) = before.mtime() else {
+        let state = self.files().get(file);
+        let unsynced = state.filter(|state| state.borrow().has_unsynced_writes());
+        let Some(state) = unsynced else {
             if self.kept().is_uncommitted(file) {
-                // A write has failed after a part of it was done.
+                // A write has failed after a part of it was done. The file may even be closed by now.
                 self.commit(file).await?;
                 self.note_committed(file, mark);
             }
-            return Ok(true);
+            return Ok(generation == self.restarts().generation());
         };
+        let before = state.borrow().clone();
+        let mtime = before.mtime().expect("it has unsynced writes");
         let request = SetAttrRequest {
             ino: file.ino.0,
             size: Some(before.size()),
@@ -153,8 +155,11 @@ impl Session {
 
     /// Syncs a file on this client and on the client that has its exclusive lease.
     pub(crate) async fn sync_everywhere(&self, file: FileId) -> Result<(), Failure> {
+        let is_elsewhere = !self.leases().covers(file);
         self.sync_elsewhere(file).await?;
-        self.sync_file(file).await
+        self.sync_file(file).await?;
+        // This client cannot send again what another one has written.
+        if is_elsewhere { self.sync_names().await } else { Ok(()) }
     }
 
     async fn sync_elsewhere(&self, file: FileId) -> Result<(), Failure> {

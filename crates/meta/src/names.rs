@@ -48,6 +48,8 @@ pub(crate) struct Names {
     gate: Rc<Gate>,
     fs: RefCell<FsRow>,
     last_ino: Cell<u64>,
+    /// The last number that an earlier start may have given.
+    given_before: u64,
     inodes: RefCell<InodeCache>,
     entries: RefCell<EntryCache>,
     absent: Absent,
@@ -86,6 +88,7 @@ impl Names {
             gate,
             fs: RefCell::new(fs),
             last_ino: Cell::new(last_ino),
+            given_before: last_ino,
             inodes: RefCell::default(),
             entries: RefCell::default(),
             absent: Absent::default(),
@@ -282,7 +285,7 @@ impl Turn<'_> {
     /// that it gave the first time.
     pub(crate) async fn new_ino(&self, given: Option<Ino>) -> Result<Ino, MetaError> {
         if let Some(ino) = given {
-            let was_given = (ROOT.0 + 1..=self.fs.borrow().reserved_ino).contains(&ino.0);
+            let was_given = (ROOT.0 + 1..=self.given_before).contains(&ino.0);
             if !was_given || self.kv.get(inode_key(ino)).await?.is_some() {
                 return Err(MetaError::Request(format!("inode {ino} cannot be made again")));
             }

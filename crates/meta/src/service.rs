@@ -29,6 +29,8 @@ use std::time::Duration;
 /// Time for the last writes of a session before its end is reported. Its leases and locks go when they have
 /// ended.
 const LAST_WRITES: Duration = Duration::from_secs(1);
+/// The last number of a change that a client may repeat: there are numbers for all changes after it.
+const LAST_CHANGE: u64 = 1 << 62;
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
 const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
@@ -73,7 +75,7 @@ impl MetaTarget {
         }
         let kind = u16::try_from(kind).ok().and_then(Kind::from_u16).filter(|kind| kind.changes_names());
         let kind = kind.ok_or_else(|| refused("this kind of request changes no names"))?;
-        if who.user != 0 || who.sequence == 0 || change.number == 0 || !change.time.is_valid() {
+        if who.user != 0 || who.sequence == 0 || change.number > LAST_CHANGE || !change.time.is_valid() {
             return Err(refused("a change is repeated by a mount, as it was made"));
         }
         let repeats = Some(Repeat { change, made: (made > 0).then_some(Ino(made)) });
@@ -85,6 +87,9 @@ impl MetaTarget {
             Slot::Execute(slot) => {
                 let outcome = self.dispatch(kind, Request { repeats, ..who }, &body).await;
                 let outcome = outcome.map_err(Failure::from);
+                if outcome.is_err() {
+                    self.parts.clients.note_refused_repeat();
+                }
                 slot.keep(&outcome);
                 outcome
             }

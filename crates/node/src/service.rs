@@ -150,6 +150,13 @@ impl Node {
         if kind == Kind::Watch {
             return bytes(clients.watch(session, &request.body).await);
         }
+        // It covers what other sessions have yet to make again.
+        if kind == Kind::Sync
+            && clients.owe_opens()
+            && let Err(failure) = clients.join(session)
+        {
+            return Some(Err(failure));
+        }
         if let Some(reply) = clients.early_lock(&request.header) {
             return bytes(Ok(reply));
         }

@@ -138,8 +138,10 @@ pub struct RepeatTurn {
 
 impl Drop for RepeatTurn {
     fn drop(&mut self) {
-        self.clients.recovery.borrow_mut().has_made(self.session, self.number);
-        self.clients.progressed(self.session);
+        let is_new = self.clients.recovery.borrow_mut().has_made(self.session, self.number);
+        if is_new {
+            self.clients.progressed(self.session);
+        }
     }
 }
 
@@ -263,6 +265,7 @@ impl Clients {
         if !self.owes_opens(session) {
             return Ok(None);
         }
+        assert!(self.owe_opens(), "session {session} owes its report");
         self.recovery.borrow_mut().wants(session, number);
         self.recovers.notify_waiters();
         let turn = RepeatTurn { clients: self.clone(), session, number };
@@ -285,11 +288,19 @@ impl Clients {
 
     /// A session has reported everything after a restart, or has ended. Others may go on with the last one.
     fn end_recovery_of(&self, session: u64, has_reported: bool) {
+        // A gateway keeps nothing that it could send again.
+        let has_reported = has_reported && self.sessions.borrow().role(session) != Some(Role::Gateway);
+        assert!(!self.owes_opens(session), "session {session} has reported or ended");
         self.recovery.borrow_mut().end(session, has_reported);
         self.recovers.notify_waiters();
         if !self.owe_opens() {
             self.change(Leases::end_recovery);
         }
+    }
+
+    /// A session could not make a change again.
+    pub fn note_refused_repeat(&self) {
+        self.recovery.borrow_mut().refused();
     }
 
     /// Number of sessions that survived the restart and ended without a report: what they had acknowledged
@@ -311,7 +322,9 @@ impl Clients {
         let limit = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
         let since = limit.and_then(|limit| self.env.now().checked_sub(limit));
         let is_stuck = |since| self.recovery.borrow().is_stuck(info.id, since);
-        self.owes_opens(info.id) && since.is_some_and(is_stuck)
+        // The service may be suspended: a request that is being executed is no fault of its session.
+        let is_busy = self.sessions.borrow().busy_since(info.id).is_some();
+        self.owes_opens(info.id) && !is_busy && since.is_some_and(is_stuck)
     }
 
     /// Adds the result's row to the transaction that executes a request; none for a request without a
@@ -757,7 +770,9 @@ impl Clients {
         };
         match recovers && self.owes_opens(header.session) {
             true => {
-                self.progressed(header.session);
+                if matches!(header.kind, Kind::Write | Kind::Space | Kind::Commit) {
+                    self.progressed(header.session);
+                }
                 self.check_session(header.session)
             }
             false => self.join(header.session),

@@ -22,9 +22,11 @@ use std::time::Duration;
 pub(crate) struct Recovery {
     /// The number of the change that each session wants to make next.
     heads: BTreeMap<u64, u64>,
+    /// The last change that each session has made.
+    made: BTreeMap<u64, u64>,
     /// When each session was last heard with something that is a part of it.
     progress: BTreeMap<u64, Duration>,
-    /// Sessions that ended without a report.
+    /// Sessions that ended without a report, and changes that could not be made again.
     unreported: u64,
 }
 
@@ -45,11 +47,21 @@ impl Recovery {
         owing.all(|session| self.heads.get(&session).is_some_and(|head| *head >= number))
     }
 
-    /// A session has made the change of this number.
-    pub(crate) fn has_made(&mut self, session: u64, number: u64) {
+    /// A session has made the change of this number. Returns true if it is later than all before.
+    pub(crate) fn has_made(&mut self, session: u64, number: u64) -> bool {
         if self.heads.get(&session) == Some(&number) {
             self.heads.remove(&session);
         }
+        let last = self.made.entry(session).or_default();
+        assert!(number > 0, "changes are numbered from 1");
+        let is_new = number > *last;
+        *last = number.max(*last);
+        is_new
+    }
+
+    /// A change could not be made again.
+    pub(crate) fn refused(&mut self) {
+        self.unreported += 1;
     }
 
     /// A session was heard with a part of its recovery.
@@ -65,7 +77,9 @@ impl Recovery {
 
     /// A session has reported everything, or has ended.
     pub(crate) fn end(&mut self, session: u64, has_reported: bool) {
+        assert!(self.made.get(&session) != Some(&0), "a change that was made has a number");
         self.heads.remove(&session);
+        self.made.remove(&session);
         self.progress.remove(&session);
         self.unreported += u64::from(!has_reported);
         assert!(!self.heads.contains_key(&session), "session {session} wants nothing any more");
@@ -99,9 +113,9 @@ mod tests {
         assert!(recovery.is_next(7, [2, 3].into_iter()), "it has reported");
         // A repeat of a change that was made does not take the next one back.
         recovery.wants(1, 8);
-        recovery.has_made(1, 5);
+        assert!(!recovery.has_made(1, 5));
         assert!(recovery.is_next(7, owing()));
-        recovery.has_made(3, 7);
+        assert!(recovery.has_made(3, 7));
         recovery.end(3, true);
         assert!(recovery.is_next(8, [1, 2].into_iter()) && !recovery.is_next(9, [1, 2].into_iter()));
         assert_eq!(recovery.unreported(), 0);

@@ -66,11 +66,9 @@ fn blocks_are_forgotten_once_a_sync_covers_their_commit() {
     // This commit comes after the sync has begun.
     kept.committed(FILE, kept.mark(FILE), sent.file(FILE));
     assert!(!kept.is_uncommitted(FILE));
-    let (files, upto) = covered.are_durable();
-    kept.are_durable(upto, files.into_iter());
+    kept.are_durable(covered.are_durable().1);
     assert_eq!(contents(&kept, FILE), [(1, 2)]);
-    let (files, upto) = sent.cover().are_durable();
-    kept.are_durable(upto, files.into_iter());
+    kept.are_durable(sent.cover().are_durable().1);
     assert!(kept.files().is_empty() && kept.bytes.get() == 0);
     // A mark from before means nothing to what is written now.
     kept.add_blocks(FILE, 0, &blocks(&[3]));
@@ -107,7 +105,7 @@ fn changes_are_repeated_in_the_order_of_the_service() {
     kept.forget_change(&all[0]);
     assert_eq!(kept.changes().len(), 1);
     let (_, upto) = sent.cover().are_durable();
-    kept.are_durable(upto, std::iter::empty());
+    kept.are_durable(upto);
     assert!(kept.changes().is_empty() && kept.bytes.get() == 0);
 }
 

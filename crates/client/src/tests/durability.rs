@@ -2,8 +2,10 @@
 
 use super::service::{Service, rest};
 use crate::{Client, Reported};
-use penstock_base::FileId;
+use penstock_base::{ErrorKind, FileId};
 use penstock_sim::World;
+use penstock_wire::Kind;
+use penstock_wire::data::SpaceChange;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -146,4 +148,48 @@ fn no_fsync_succeeds_over_a_loss() {
         world.destroy();
     }
     assert!(crashes > SEEDS && failed > SEEDS && synced > 10 * SEEDS, "{crashes}, {failed}, {synced}");
+}
+
+/// A change fails after a part of it was done, and the file is closed. Regression: that part was kept for
+/// ever, and would have been sent again over the data of another client that had got the file since.
+#[test]
+fn a_part_of_a_change_that_failed_is_committed_and_forgotten() {
+    super::service::run(async |service, client| {
+        let file = FILES[0];
+        service.add(file, &[1; 20_000]);
+        client.session.kept().begin();
+        client.open(file).await.unwrap();
+        // Whole blocks are punched, and then the ends cannot be zeroed.
+        service.fail(Kind::Write, ErrorKind::NoSpace, 1);
+        client.change_space(file, 100, 9_000, SpaceChange::Punch, true).await.unwrap_err();
+        client.release(file).await.unwrap();
+        assert!(!client.session.kept().files().is_empty() && client.session.files().is_empty());
+        client.session.sync_rest().await.unwrap();
+        assert_eq!(client.session.kept().files(), []);
+    });
+}
+
+/// A sync is on its way when another client wants the file. Regression: the lease went while the blocks were
+/// still kept, because the sync in flight had taken them over.
+#[test]
+fn a_lease_goes_only_when_nothing_of_the_file_is_kept() {
+    super::service::run(async |service, client| {
+        let file = FILES[0];
+        service.add(file, &[1; 100]);
+        client.session.kept().begin();
+        client.open(file).await.unwrap();
+        service.others_arrive();
+        rest(client).await;
+        client.write(file, 0, &[2; 5_000]).await.unwrap();
+        client.session.sync_file(file).await.unwrap();
+        service.sync_reply.set(Duration::from_secs(1));
+        let other = client.clone();
+        client.session.env().spawn("sync", Box::pin(async move { drop(other.sync().await) }));
+        rest(client).await;
+        let call = service.call(file.ino.0);
+        while !service.answered.borrow().iter().any(|(number, _)| *number == call) {
+            rest(client).await;
+        }
+        assert_eq!(client.session.kept().files(), []);
+    });
 }

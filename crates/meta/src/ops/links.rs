@@ -73,7 +73,7 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
     if is_dir {
         turn.directory_made(ino);
     }
-    if request.open {
+    if request.open && who.repeats.is_none() {
         parts.open(who.session, ino)?;
         asker.open(ino, ACCESS_READ | ACCESS_WRITE)?;
     }
@@ -186,7 +186,8 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
     }
     match inode.nlink {
         _ if inode.is_dir() => return Err(Errno::PERM.into()),
-        0 if !parts.is_used(inode.ino) => return Err(Errno::NOENT.into()),
+        // Its client reports what it has open after all repeats.
+        0 if !parts.is_used(inode.ino) && who.repeats.is_none() => return Err(Errno::NOENT.into()),
         LINK_MAX.. => return Err(Errno::MLINK.into()),
         _ if dir.nlink == 0 => return Err(Errno::NOENT.into()),
         _ => {}

@@ -11,9 +11,10 @@ use penstock_client::{Client, Purpose};
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::{
-    Attr, MakeRequest, ReadDirRequest, RenameRequest, SetAttrRequest, Time, XattrRequest,
+    Attr, LockChange, LockRequest, MakeRequest, ReadDirRequest, RenameRequest, SetAttrRequest, Time,
+    XattrRequest,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ struct Model {
     nodes: BTreeMap<FileId, Node>,
     /// Open files, with the number of the client.
     open: Vec<(usize, FileId)>,
+    /// Files that were made without a name and have none.
+    nameless: BTreeSet<FileId>,
 }
 
 impl Model {
@@ -155,10 +158,18 @@ impl Run {
             10 => self.rename(who).await,
             11 => {
                 let (from, to) = (self.name(), self.name());
-                let Some(file) = self.model.names.get(&from).copied() else { return };
+                // A file that was made without a name, or one that has one.
+                let nameless = self
+                    .model
+                    .open
+                    .iter()
+                    .find(|(opener, file)| *opener == who && self.model.nameless.contains(file));
+                let named = self.model.names.get(&from).copied();
+                let Some(file) = nameless.map(|(_, file)| *file).or(named) else { return };
                 if self.model.names.contains_key(&to) {
                     return;
                 }
+                self.model.nameless.remove(&file);
                 client.link(file, root, to.as_bytes()).await.unwrap();
                 self.model.names.insert(to, file);
                 self.model.node(file).links += 1;
@@ -220,6 +231,9 @@ impl Run {
         let node =
             Node { mode: attr.mode, links, mtime: Some(attr.mtime), made: attr.btime, ..Node::default() };
         self.model.nodes.insert(attr.file(), node);
+        if nameless {
+            self.model.nameless.insert(attr.file());
+        }
         if open || nameless {
             self.model.open.push((who, attr.file()));
         }
@@ -328,7 +342,10 @@ async fn live(seed: u64, site: &Site, machine: Machine) -> u32 {
     while let Some((who, file)) = run.model.open.pop() {
         run.clients[who].release(file).await.unwrap();
     }
-    end(machine.unwrap(), run.clients, remotes).await;
+    let machine = machine.unwrap();
+    let sessions = machine.node.session_reports();
+    assert!(sessions.iter().all(|session| session.open_inodes == 0), "seed {seed}: something stays open");
+    end(machine, run.clients, remotes).await;
     restarts
 }
 
@@ -341,4 +358,54 @@ fn what_was_acknowledged_is_there_after_every_restart() {
         restarts += counted.get();
     }
     assert!(restarts > 0, "{restarts} restarts");
+}
+
+/// More requests than a session has slots are on their way when the service is killed, and so are requests
+/// for locks. Regression: a lock waited for a slot, all slots waited for the end of the recovery, and that
+/// for the lock.
+#[test]
+fn a_recovery_ends_however_many_requests_wait_for_it() {
+    on_machine(300, async |site, machine| {
+        let way = Way::new(&machine);
+        let (clients, remotes) = several(&machine, &way, 2).await;
+        let client = clients[1].clone();
+        let env = machine.world.env();
+        let file = crate::remote::make(&client, "locked").await.unwrap();
+        let done = Rc::new(std::cell::Cell::new(0));
+        const TASKS: u64 = 800;
+        for task in 0..TASKS {
+            let (client, done) = (client.clone(), done.clone());
+            let work = async move {
+                for round in 0..5 {
+                    if task % 2 == 0 {
+                        let made = crate::remote::make(&client, &format!("{task}-{round}")).await.unwrap();
+                        client.release(made).await.unwrap();
+                    } else {
+                        for change in [LockChange::Shared, LockChange::Unlock] {
+                            let owner = task;
+                            let change = change.into();
+                            let (ino, last) = (file.ino.0, 9);
+                            let lock = LockRequest { ino, owner, change, last, ..LockRequest::default() };
+                            assert_eq!(client.lock(&lock).await.unwrap(), None);
+                        }
+                    }
+                }
+                done.set(done.get() + 1);
+            };
+            env.spawn("work", Box::pin(work));
+        }
+        env.sleep(Duration::from_millis(3)).await;
+        assert!(done.get() < TASKS, "they are on their way");
+        let machine = restart(site, machine, &way, Duration::from_millis(10)).await;
+        for _ in 0..60 {
+            env.sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(done.get(), TASKS, "requests wait for ever");
+        client.release(file).await.unwrap();
+        end(machine, clients_of(&client), remotes).await;
+    });
+}
+
+fn clients_of(client: &Rc<Client>) -> Vec<Rc<Client>> {
+    vec![client.clone(), client.clone()]
 }

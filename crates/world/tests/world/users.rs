@@ -206,6 +206,9 @@ fn a_user_reads_and_writes_with_the_grant_of_an_open_file_only() {
         // The service is started again: users are named anew, and what they had opened they have.
         gateway.send(&machine, 0, Kind::Sync, Vec::new(), Vec::new()).await.unwrap();
         let machine = restart(site, machine, &way, Duration::ZERO).await;
+        // Regression: it was answered before all had sent again what it covers.
+        let sync = request_of(gateway.session, 0, Kind::Sync, Vec::new());
+        assert!(machine.node.serve(sync, true).await.into_result().unwrap_err().is_ask_again());
         gateway.report(&machine).await;
         let unknown = gateway.data(&machine, own, Kind::Read, read(), right).await.unwrap_err();
         assert_eq!(unknown.kind, ErrorKind::RefreshMap, "{unknown}");

@@ -285,3 +285,37 @@ fn a_suspended_service_ends_no_recovery() {
         assert_eq!(stuck, [FIRST], "a ping alone is no part of a recovery");
     });
 }
+
+/// Regression: a session ended while the service was executing its request for longer than its lease time,
+/// and one that only asked for attributes held up all others.
+#[test]
+fn a_request_that_is_executed_is_no_fault_of_its_session_and_a_question_is_no_progress() {
+    after_a_restart(&[FIRST, SECOND], async |bench| {
+        let clients = &bench.clients;
+        let write = Header { session: FIRST, ..Header::request(Kind::Write) };
+        clients.join_for(&write, &[]).unwrap();
+        let writing = clients.begin(&write).unwrap();
+        let question = Header { session: SECOND, ..Header::request(Kind::GetAttr) };
+        for _ in 0..10 {
+            bench.env.sleep(Duration::from_secs(4)).await;
+            let body = GetAttrRequest { ino: 7, ticket: 0 }.encode_to_vec();
+            clients.join_for(&question, &body).unwrap();
+        }
+        let stuck = || clients.stuck_in_recovery().iter().map(|info| info.id).collect::<Vec<_>>();
+        assert_eq!(stuck(), [SECOND]);
+        drop(writing);
+        assert_eq!(stuck(), [FIRST, SECOND]);
+        clients.join_for(&write, &[]).unwrap();
+        assert_eq!(stuck(), [SECOND]);
+    });
+}
+
+/// A change that is refused is lost: then an fsync of another client that spans the restart must not succeed.
+#[test]
+fn losses_are_counted_for_other_clients() {
+    after_a_restart(&[FIRST], async |bench| {
+        bench.clients.note_refused_repeat();
+        report(&bench.clients, FIRST);
+        assert_eq!(bench.clients.unreported(), 1);
+    });
+}

@@ -7,7 +7,8 @@
 //! Invariants:
 //! - everything that was acknowledged by the present start of the service, or was sent to it again, is here
 //!   until a `Sync` request has made it durable that began after it, or until it is reported as lost;
-//! - a write or a change begins only below the bound. Only what is on its way exceeds it;
+//! - a write or a change begins only below the bound, except a change that may free space. Only these and
+//!   what is on its way exceed it;
 //! - blocks take no more than twice the memory that is counted for them.
 
 use crate::sent::Change;
@@ -49,8 +50,13 @@ pub(crate) struct KeptChange {
     sent: Change,
 }
 
+impl KeptChange {
+    fn memory(&self) -> u64 {
+        self.body.len() as u64 + ENTRY_BYTES
+    }
+}
+
 /// Contents of a file that are sent again.
-#[derive(Clone)]
 pub(crate) enum KeptWrite {
     Space(SpaceChange, Range<u64>),
     Blocks(u64, Buf),
@@ -239,19 +245,10 @@ impl Kept {
         }
         let Repeated { body, file, needs_blocks, drops_blocks } = Repeated::of(kind, branch, body);
         let made = if kind == Kind::Make { ino } else { 0 };
-        self.count(i128::from(body.len() as u64 + ENTRY_BYTES));
-        self.changes.borrow_mut().push(KeptChange {
-            kind,
-            branch,
-            sequence,
-            body,
-            change,
-            made,
-            file,
-            needs_blocks,
-            drops_blocks,
-            sent,
-        });
+        let kept =
+            KeptChange { kind, branch, sequence, body, change, made, file, needs_blocks, drops_blocks, sent };
+        self.count(i128::from(kept.memory()));
+        self.changes.borrow_mut().push(kept);
     }
 
     fn with_file(&self, file: FileId, act: impl FnOnce(&mut KeptFile, u64) -> i128) {
@@ -326,12 +323,8 @@ impl Kept {
 
     /// A `Sync` request has made durable what was sent up to this number.
     pub(crate) fn are_durable(&self, upto: Change) {
+        self.forget_changes(|kept| kept.sent <= upto);
         let mut freed = 0;
-        self.changes.borrow_mut().retain(|kept| {
-            let stays = kept.sent > upto;
-            freed += if stays { 0 } else { i128::from(kept.body.len() as u64 + ENTRY_BYTES) };
-            stays
-        });
         self.files.borrow_mut().retain(|_, known| {
             if known.committed.front().is_none_or(|(_, sent)| *sent > upto) {
                 return true;
@@ -355,10 +348,14 @@ impl Kept {
 
     /// Forgets a request, because it is lost.
     pub(crate) fn forget_change(&self, lost: &KeptChange) {
+        self.forget_changes(|kept| kept.sent == lost.sent);
+    }
+
+    fn forget_changes(&self, is_gone: impl Fn(&KeptChange) -> bool) {
         let mut freed = 0;
         self.changes.borrow_mut().retain(|kept| {
-            let stays = kept.sent != lost.sent;
-            freed += if stays { 0 } else { i128::from(kept.body.len() as u64 + ENTRY_BYTES) };
+            let stays = !is_gone(kept);
+            freed += if stays { 0 } else { i128::from(kept.memory()) };
             stays
         });
         self.count(-freed);

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use tokio::sync::Notify;
 
-/// True while a recovery runs.
+/// The recovery after a restart, if one runs.
 #[derive(Default)]
 pub(crate) struct Recovery {
     is_running: Cell<bool>,

@@ -182,11 +182,7 @@ pub(crate) async fn give_up_everything(session: &Session, grant: u64, era: Era) 
         }
         sync_at_last(session, file, era).await
     };
-    let mut files = session.files().select(|_| true);
-    files.extend(session.kept().files());
-    files.sort_unstable();
-    files.dedup();
-    let synced = in_turns(files, sync).await;
+    let synced = in_turns(session.files_with_kept(|_| true, |_| true), sync).await;
     if !is_over() {
         leases.all_leased(times_alone);
     }

@@ -247,12 +247,26 @@ impl Session {
         self.attribute_places.acquire().await.expect("it is never closed")
     }
 
+    /// The files with a state that is wanted, and those of which something wanted is kept, in order. A file
+    /// may be kept and have no state: a change of it has failed in part, and it was closed.
+    pub(crate) fn files_with_kept(
+        &self,
+        wanted: impl Fn(&FileState) -> bool,
+        wanted_kept: impl Fn(&FileId) -> bool,
+    ) -> Vec<FileId> {
+        let mut files = self.files.select(wanted);
+        files.extend(self.kept.files().into_iter().filter(wanted_kept));
+        files.sort_unstable();
+        files.dedup();
+        files
+    }
+
     /// Everything that is sent again after a restart.
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
     }
 
-    /// True in it while that is being sent.
+    /// The recovery after a restart, if one runs.
     pub(crate) fn recovery(&self) -> &Recovery {
         &self.recovery
     }
@@ -344,7 +358,8 @@ impl Session {
 
     /// Keeps a change that was acknowledged, under this number of the changes that were sent.
     fn keep<R: Reply>(&self, ids: (Kind, Branch, u64), body: &impl Message, reply: &R, sent: sent::Change) {
-        if let Some(change) = reply.change() {
+        // A client that keeps nothing need not encode the body once more.
+        if let Some(change) = reply.change().filter(|_| self.kept.is_on()) {
             self.kept.add_change(ids, &body.encode_to_vec(), change, sent);
         }
     }
@@ -620,16 +635,16 @@ impl Session {
         if !self.restarts.is_restart(generation, changes) {
             return;
         }
+        self.files.for_each(|file, state| {
+            state.restarted();
+            if state.is_mapped() {
+                // The kernel's pages and its size may include changes that others have lost.
+                self.kernel.drop_pages_soon(file);
+            }
+        });
         match self.kept.is_on() {
             true => {
                 tracing::warn!("the service was started again: what was not durable is sent again");
-                self.files.for_each(|file, state| {
-                    state.restarted();
-                    if state.is_mapped() {
-                        // The kernel's pages and its size may include changes that others have lost.
-                        self.kernel.drop_pages_soon(file);
-                    }
-                });
                 self.recovery.begin();
             }
             false => self.lose_everything(),
@@ -641,13 +656,6 @@ impl Session {
     /// Everything that is not durable is lost: nothing was kept.
     fn lose_everything(&self) {
         let files = self.files.select(FileState::can_lose);
-        self.files.for_each(|file, state| {
-            state.note_lost_end();
-            state.make_stale();
-            if state.is_mapped() {
-                self.kernel.drop_pages_soon(file);
-            }
-        });
         files.iter().for_each(|file| self.lose(*file));
         let names = self.sent.lose();
         if names {

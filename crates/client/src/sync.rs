@@ -215,11 +215,8 @@ impl Session {
     /// Syncs every file. A failure does not keep the others from being synced.
     async fn sync_files(&self) -> Result<(), Failure> {
         let mut result = Ok(());
-        let mut files = self.files().select(FileState::has_unsynced_writes);
-        files.extend(self.kept().files().into_iter().filter(|file| self.kept().is_uncommitted(*file)));
-        files.sort_unstable();
-        files.dedup();
-        for file in files {
+        let is_uncommitted = |file: &FileId| self.kept().is_uncommitted(*file);
+        for file in self.files_with_kept(FileState::has_unsynced_writes, is_uncommitted) {
             let synced = self.sync_file(file).await;
             result = result.and(synced);
         }

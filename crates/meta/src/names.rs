@@ -73,6 +73,7 @@ pub(crate) struct Absent {
 pub(crate) struct Turn<'a> {
     names: &'a Names,
     change: Change,
+    /// The inode that the change made the first time, if it is repeated.
     made: Option<Ino>,
     _one: RankedGuard<'a, ()>,
 }
@@ -275,22 +276,20 @@ impl Turn<'_> {
         self.change.time
     }
 
-    /// The inode that the change made the first time, if it is repeated.
-    pub(crate) fn made(&self) -> Option<Ino> {
-        self.made
+    /// The number for the inode that the change makes: a new one, or that of the first time if the change is
+    /// repeated.
+    pub(crate) async fn ino_to_make(&self) -> Result<Ino, MetaError> {
+        let Some(ino) = self.made else { return self.new_ino().await };
+        let was_given = (ROOT.0 + 1..=self.given_before).contains(&ino.0);
+        match was_given && self.kv.get(inode_key(ino)).await?.is_none() {
+            true => Ok(ino),
+            false => Err(MetaError::Request(format!("inode {ino} cannot be made again"))),
+        }
     }
 
     /// Allocates an inode number that no inode had before, not even one that a crash lost: clients survive a
-    /// crash of the service, with the files that they had open. A change that is repeated gives the number
-    /// that it gave the first time.
-    pub(crate) async fn new_ino(&self, given: Option<Ino>) -> Result<Ino, MetaError> {
-        if let Some(ino) = given {
-            let was_given = (ROOT.0 + 1..=self.given_before).contains(&ino.0);
-            if !was_given || self.kv.get(inode_key(ino)).await?.is_some() {
-                return Err(MetaError::Request(format!("inode {ino} cannot be made again")));
-            }
-            return Ok(ino);
-        }
+    /// crash of the service, with the files that they had open.
+    pub(crate) async fn new_ino(&self) -> Result<Ino, MetaError> {
         let ino = self.last_ino.get() + 1;
         if ino > LAST_INO.0 {
             return Err(Errno::NOSPC.into());

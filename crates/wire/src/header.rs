@@ -134,20 +134,7 @@ impl Kind {
 
     /// True for a kind whose requests must be executed once, and have a sequence.
     pub fn has_sequence(self) -> bool {
-        matches!(
-            self,
-            Self::SetAttr
-                | Self::Make
-                | Self::Link
-                | Self::Unlink
-                | Self::Rename
-                | Self::Open
-                | Self::Close
-                | Self::SetXattr
-                | Self::RemoveXattr
-                | Self::Lock
-                | Self::Repeat
-        )
+        self.changes_names() || matches!(self, Self::Open | Self::Close | Self::Lock | Self::Repeat)
     }
 
     /// True for a kind of request whose change is in a transaction of the name space.

@@ -62,7 +62,7 @@ impl Fsck<'_> {
             }
             name = format!("{NAME}-{number}");
         }
-        let inode = self.blank_inode(self.turn.new_ino(None).await?, DIRECTORY | 0o700, (root.uid, root.gid));
+        let inode = self.blank_inode(self.turn.new_ino().await?, DIRECTORY | 0o700, (root.uid, root.gid));
         let key = self.turn.new_entry_key(ROOT, name.as_bytes()).await?;
         writes.put(key, entry_row(inode.ino, DIRECTORY, name.as_bytes()));
         // A count that cannot be right is corrected in a later round.

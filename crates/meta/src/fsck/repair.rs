@@ -170,7 +170,7 @@ impl Fsck<'_> {
                 break;
             }
             let mut writes = WriteSet::new();
-            let ino = self.turn.new_ino(None).await?;
+            let ino = self.turn.new_ino().await?;
             for (key, value) in self.chunks.rows_of_runs(ino, &runs) {
                 writes.put(key, value);
             }
@@ -223,7 +223,7 @@ impl Fsck<'_> {
                 return Ok(());
             }
             let mut writes = WriteSet::new();
-            let to = self.turn.new_ino(None).await?;
+            let to = self.turn.new_ino().await?;
             let mut end = 0;
             for (at, (key, value)) in (0..).zip(rows) {
                 let (chunk, birth) = ChunkKey::decode(&key)?;

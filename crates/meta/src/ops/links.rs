@@ -38,7 +38,7 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
     }
     let request = may_make(&asker, &turn, &dir, request).await?;
     let mut writes = WriteSet::new();
-    let ino = turn.new_ino(turn.made()).await?;
+    let ino = turn.ino_to_make().await?;
     let mut inode = new_inode(parts, &turn, ino, &dir, &request)?;
     acl::inherit(&turn, &dir, &mut inode, request.umask, &mut writes).await?;
     if request.nameless {

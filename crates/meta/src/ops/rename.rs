@@ -118,7 +118,7 @@ pub(crate) async fn rename(
         }
     }
     if request.whiteout {
-        let ino = turn.new_ino(None).await?;
+        let ino = turn.new_ino().await?;
         leave_whiteout((parts, &turn), ino, &mut touched, &request, from_cookie, &mut writes)?;
     }
     moved_to(&turn, &mut touched, &moved, from_dir, to_dir)?;

@@ -402,10 +402,6 @@ fn a_recovery_ends_however_many_requests_wait_for_it() {
         }
         assert_eq!(done.get(), TASKS, "requests wait for ever");
         client.release(file).await.unwrap();
-        end(machine, clients_of(&client), remotes).await;
+        end(machine, vec![client.clone(), client], remotes).await;
     });
-}
-
-fn clients_of(client: &Rc<Client>) -> Vec<Rc<Client>> {
-    vec![client.clone(), client.clone()]
 }

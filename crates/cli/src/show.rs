@@ -130,7 +130,7 @@ pub fn client(session: &SessionReport) -> String {
 pub fn sessions(sessions: &[SessionDetails]) {
     println!("{:>8}{:>8}{:>9}{:>8}{:>8}  client", "session", "open", "leases", "locks", "owed");
     for details in sessions {
-        let leases = details.shared_leases + details.exclusive_leases;
+        let leases = details.shared_leases + details.exclusive_leases + details.attribute_leases;
         println!(
             "{:>8}{:>8}{:>9}{:>8}{:>8}  {}{}",
             details.session.id,
@@ -156,7 +156,10 @@ pub fn session(details: &SessionDetails) {
         millis => println!("lease    {} s", millis / 1000),
     }
     println!("open     {} inodes", session.open_inodes);
-    println!("leases   {} shared, {} exclusive", details.shared_leases, details.exclusive_leases);
+    let SessionDetails { shared_leases, exclusive_leases, attribute_leases, .. } = details;
+    println!(
+        "leases   {shared_leases} shared, {exclusive_leases} exclusive, {attribute_leases} on attributes"
+    );
     println!("locks    {}", details.locks);
     println!("owes     {} answers to calls", details.unanswered_calls);
     println!("runs     {} requests", details.requests);

@@ -15,7 +15,7 @@ use crate::{sync, watch};
 use penstock_base::buf::gather;
 use penstock_base::{Branch, Buf, Env, ErrorKind, FileId, Ino};
 use penstock_wire::data::SpaceChange;
-use penstock_wire::metadata::{AttrReply, EmptyReply, InodeRequest, SetAttrRequest, Time};
+use penstock_wire::metadata::{Attr, AttrReply, EmptyReply, InodeRequest, SetAttrRequest, Time};
 use penstock_wire::{Failure, Kind, Transport};
 use std::ops::Range;
 use std::rc::Rc;
@@ -123,6 +123,28 @@ impl Client {
     /// moment.
     pub fn is_alone(&self) -> bool {
         self.session.leases().is_alone()
+    }
+
+    /// True if the kernel may cache these attributes although there are other clients: this client has had a
+    /// lease on them since they were read. Call when the kernel gets them.
+    pub fn caches_attributes(&self, attr: &Attr) -> bool {
+        self.caches_under(attr.file(), (attr.lease > 0).then_some(attr.lease))
+    }
+
+    /// The number of the lease on the names of a directory; none without one.
+    pub fn lease_on_names(&self, dir: FileId) -> Option<u64> {
+        self.session.leases().of_attributes(dir)
+    }
+
+    /// True if the kernel may cache a name although there are other clients: this client has had this lease
+    /// on the directory since before it asked for the name. Call when the kernel gets it.
+    pub fn caches_names(&self, dir: FileId, lease: Option<u64>) -> bool {
+        self.caches_under(dir, lease)
+    }
+
+    fn caches_under(&self, file: FileId, lease: Option<u64>) -> bool {
+        let (leases, now) = (self.session.leases(), self.session.env().now());
+        lease.is_some_and(|lease| leases.uses_attributes(file, lease, now))
     }
 
     /// True if other clients use the file system, or did: the kernel may have sizes cached that they have

@@ -1,7 +1,7 @@
 //! Fetches attributes and states of files, updated with this client's unsynced size and time.
 
 use crate::file_state::{FileState, SharedState};
-use crate::session::Session;
+use crate::session::{Era, Session};
 use penstock_base::{ErrorKind, FileId};
 use penstock_wire::metadata::{Attr, AttrReply, GetAttrRequest};
 use penstock_wire::{Failure, Kind};
@@ -14,7 +14,7 @@ impl Session {
         if let Some(state) = self.files().get(file).filter(|state| !state.borrow().is_stale()) {
             return Ok(state);
         }
-        let reply = self.ask_attributes(file).await?;
+        let reply = self.ask_attributes(file, false).await?;
         let fetched = FileState::of(&reply.attr.unwrap_or_default());
         self.files().with(file, |known| {
             if known.is_stale() {
@@ -32,11 +32,16 @@ impl Session {
         Ok(self.files().get_or_make(file, || fetched))
     }
 
-    /// Asks the service for attributes, after all other clients have synced the file.
-    pub(crate) async fn ask_attributes(&self, file: FileId) -> Result<AttrReply, Failure> {
+    /// Asks the service for attributes, after all other clients have synced the file. With `lease` also for a
+    /// lease on them, if there is a kernel.
+    pub(crate) async fn ask_attributes(&self, file: FileId, lease: bool) -> Result<AttrReply, Failure> {
+        let lease = lease && self.kernel().is_there();
         let ask = async |ticket| {
-            let request = GetAttrRequest { ino: file.ino.0, ticket };
-            self.ask::<AttrReply>(Kind::GetAttr, file.branch, &request).await
+            let era = self.era();
+            let request = GetAttrRequest { ino: file.ino.0, ticket, lease };
+            let reply: AttrReply = self.ask(Kind::GetAttr, file.branch, &request).await?;
+            self.take_leases(era, &reply.attr);
+            Ok::<_, Failure>(reply)
         };
         loop {
             let _place = self.place_for_attributes().await;
@@ -63,6 +68,14 @@ impl Session {
         }
     }
 
+    /// Takes the leases on attributes in a reply to a request that was made in this era.
+    pub(crate) fn take_leases<'a>(&self, era: Era, attrs: impl IntoIterator<Item = &'a Attr>) {
+        if self.era() == era {
+            let now = self.env().now();
+            attrs.into_iter().for_each(|attr| self.leases().take_attributes(attr, now));
+        }
+    }
+
     /// Counts an open of a file with these attributes.
     pub(crate) fn note_open(&self, attr: &Attr) {
         let file = attr.file();
@@ -83,7 +96,7 @@ impl Session {
         let mut attr = reply.attr.unwrap_or_default();
         while self.recent().since(mark, attr.file()) {
             mark = self.recent().mark();
-            attr = self.ask_attributes(attr.file()).await?.attr.unwrap_or_default();
+            attr = self.ask_attributes(attr.file(), true).await?.attr.unwrap_or_default();
         }
         self.files().overlay(&mut attr);
         Ok(attr)
@@ -92,6 +105,6 @@ impl Session {
     /// Returns the attributes of an inode.
     pub(crate) async fn attributes(&self, file: FileId) -> Result<Attr, Failure> {
         let mark = self.recent().mark();
-        self.newest(mark, self.ask_attributes(file).await?).await
+        self.newest(mark, self.ask_attributes(file, true).await?).await
     }
 }

@@ -17,6 +17,11 @@ pub trait KernelCache {
     fn drop_pages(&self, file: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()>;
     /// Completes when the kernel no longer uses a name or an attribute that it got before this call.
     fn names_expire(&self) -> LocalBoxFuture<'_, ()>;
+    /// Completes when the kernel no longer uses attributes of an inode that it got before this call, nor
+    /// names of a directory. A kernel that caches none has nothing to do.
+    fn forget_attributes(&self, _file: FileId) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
     /// Drops the pages that programs see, of files with these sizes, while no request is answered. Pages that
     /// requests have locked stay and are not waited for. If that has not succeeded `within` this time while
     /// the lapse still `lasts`, the mount serves nothing any more.
@@ -43,6 +48,11 @@ impl Kernel {
     /// Sets the kernel, or with `None` takes it away.
     pub(crate) fn set(&self, cache: Option<Rc<dyn KernelCache>>) {
         *self.cache.borrow_mut() = cache;
+    }
+
+    /// True if there is a kernel.
+    pub(crate) fn is_there(&self) -> bool {
+        self.cache.borrow().is_some()
     }
 
     /// Returns the kernel, if there is one.

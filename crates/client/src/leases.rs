@@ -6,7 +6,8 @@
 //! lease is released.
 //!
 //! The sole client of a service needs no leases. Then the kernel may cache names and attributes for a moment
-//! ([`crate::KernelCache::names_expire`]); with other clients present it may not.
+//! ([`crate::KernelCache::names_expire`]); with other clients present it needs a lease for them too
+//! ([`crate::attribute_leases`]).
 //!
 //! The kernel locks a page while it waits for a read of it, or for a write of a part of it, and dropping a
 //! page waits for that lock. Three rules keep this from ending in a deadlock:
@@ -26,14 +27,16 @@
 //!   that is being revoked, others may change the size. A write carries the truncate generation that it
 //!   knows, and is repeated if that is out of date.
 
+use crate::attribute_leases::AttributeLeases;
 use crate::by_file::{ByFile, Listener};
 use crate::lease::{Lease, Purpose, Revocation, Right, Waiting};
 use crate::lease_clock::LeaseClock;
 use penstock_base::{BoundedSet, FileId, HashMap};
-use penstock_wire::metadata::{FileRef, ReleasedLease};
+use penstock_wire::metadata::{Attr, FileRef, ReleasedLease};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Most leases that are kept for files that are not open, in case they are opened again.
@@ -79,6 +82,7 @@ pub(crate) struct Leases {
     /// Operations in progress without a lease.
     busy: Cell<u64>,
     table: RefCell<HashMap<FileId, Lease>>,
+    attributes: AttributeLeases,
     void: Cell<u64>,
     /// The newest grant of a lease that was released because there were many. Older ones that arrive late
     /// may be of the same file.
@@ -434,12 +438,39 @@ impl Leases {
             if !is_kept && lease.covers(Right::Shared) {
                 let (ino, branch) = (file.ino.0, file.branch.0);
                 self.trimmed.set(self.trimmed.get().max(lease.grant()));
-                released.push(ReleasedLease { ino, branch, grant: lease.grant() });
+                released.push(ReleasedLease { ino, branch, grant: lease.grant(), attributes: false });
             }
             is_kept
         });
         // The kernel may have pages of these files; it drops them when it opens the files again.
         self.is_soiled.set(true);
+    }
+
+    /// Takes the lease on attributes in a reply of the present era.
+    pub(crate) fn take_attributes(&self, attr: &Attr, now: Duration) {
+        if !self.is_alone.get() {
+            self.released.borrow_mut().extend(self.attributes.take(attr, now));
+        }
+    }
+
+    /// Gives back the leases on attributes that were not used for long.
+    pub(crate) fn release_idle_attributes(&self, now: Duration) {
+        self.released.borrow_mut().extend(self.attributes.release_idle(now));
+    }
+
+    /// The lease on the attributes of an inode, or on the names of a directory, is revoked up to this grant.
+    pub(crate) fn revoke_attributes(&self, file: FileId, grant: u64) {
+        self.attributes.revoke(file, grant);
+    }
+
+    /// The number of the lease on the attributes of an inode, or on the names of a directory; none without.
+    pub(crate) fn of_attributes(&self, file: FileId) -> Option<u64> {
+        self.attributes.of(file)
+    }
+
+    /// True if the lease of this number on attributes or names lasts. The kernel gets some of them now.
+    pub(crate) fn uses_attributes(&self, file: FileId, grant: u64, now: Duration) -> bool {
+        self.clock.runs() && self.attributes.is_used(file, grant, now)
     }
 
     /// Takes leases that were released and not reported to the service, as many as one request may report.
@@ -480,6 +511,7 @@ impl Leases {
         if !self.is_alone.replace(true) {
             self.times_alone.set(self.times_alone.get() + 1);
             self.was_unleased.set(true);
+            self.attributes.void_all(0);
             self.kept.clear();
             self.notify_all();
         }
@@ -505,6 +537,7 @@ impl Leases {
     pub(crate) fn void_all(&self, grant: u64) {
         self.is_soiled.set(true);
         self.void.set(self.void.get().max(grant));
+        self.attributes.void_all(grant);
         self.notify_all();
     }
 
@@ -552,6 +585,7 @@ impl Leases {
     pub(crate) fn leave(&self) {
         self.times_left.set(self.times_left.get() + 1);
         self.is_alone.set(false);
+        self.attributes.void_all(0);
         self.table.borrow_mut().retain(|_, lease| {
             lease.drop_right();
             !lease.is_idle()
@@ -566,6 +600,7 @@ impl Leases {
         self.seen.set(0);
         self.void.set(0);
         self.trimmed.set(0);
+        self.attributes.restarted();
         self.released.borrow_mut().clear();
         if !self.is_alone.get() {
             // The kernel may have pages with what others wrote and the restart has lost.

@@ -23,6 +23,7 @@
 )]
 #![forbid(unsafe_code)]
 
+mod attribute_leases;
 mod blocks;
 mod by_file;
 mod client;

@@ -16,9 +16,12 @@ const RESTARTS_MOST: u32 = 64;
 impl Client {
     /// Returns the attributes of the inode that a name refers to.
     pub async fn lookup(&self, dir: FileId, name: &[u8]) -> Result<Attr, Failure> {
-        let request = NameRequest { dir: dir.ino.0, name: name.to_vec(), directory: false };
-        let mark = self.session.recent().mark();
-        self.session.newest(mark, self.session.ask(Kind::Lookup, dir.branch, &request).await?).await
+        let lease = self.session.kernel().is_there();
+        let request = NameRequest { dir: dir.ino.0, name: name.to_vec(), directory: false, lease };
+        let (mark, era) = (self.session.recent().mark(), self.session.era());
+        let reply: AttrReply = self.session.ask(Kind::Lookup, dir.branch, &request).await?;
+        self.session.take_leases(era, &reply.attr);
+        self.session.newest(mark, reply).await
     }
 
     /// Like [`Client::lookup`]; `None` if there is no such name.
@@ -60,7 +63,7 @@ impl Client {
     /// Removes a name; with `directory` that of an empty directory. Returns the attributes of the inode after
     /// that: without links if it was the last name.
     pub async fn unlink(&self, dir: FileId, name: &[u8], directory: bool) -> Result<Attr, Failure> {
-        let request = NameRequest { dir: dir.ino.0, name: name.to_vec(), directory };
+        let request = NameRequest { dir: dir.ino.0, name: name.to_vec(), directory, lease: false };
         // The state of the file stays: others may have it open, be opening it or give it a name, or a crash
         // may bring its name back. Then size and data that are not sent yet are still wanted, and so are
         // losses.
@@ -116,9 +119,15 @@ impl Client {
     }
 
     /// Returns entries of a directory behind a cookie, with attributes.
-    pub async fn read_dir(&self, branch: Branch, request: ReadDirRequest) -> Result<ReadDirReply, Failure> {
-        let mark = self.session.recent().mark();
+    pub async fn read_dir(
+        &self,
+        branch: Branch,
+        mut request: ReadDirRequest,
+    ) -> Result<ReadDirReply, Failure> {
+        request.lease = request.attributes && self.session.kernel().is_there();
+        let (mark, era) = (self.session.recent().mark(), self.session.era());
         let mut reply: ReadDirReply = self.session.ask(Kind::ReadDir, branch, &request).await?;
+        self.session.take_leases(era, reply.entries.iter().filter_map(|entry| entry.attr.as_ref()));
         for entry in &mut reply.entries {
             // The kernel requests omitted attributes when it needs them.
             if self.session.recent().since(mark, entry.file()) {

@@ -229,7 +229,7 @@ impl<'a> Round<'a> {
     }
 
     async fn fetch(&self, file: FileId) -> Result<FileState, Failure> {
-        let request = GetAttrRequest { ino: file.ino.0, ticket: 0 };
+        let request = GetAttrRequest { ino: file.ino.0, ..GetAttrRequest::default() };
         let errand = Errand::Recovery;
         let reply: AttrReply = self.session.ask_for(errand, Kind::GetAttr, file.branch, &request).await?;
         Ok(FileState::of(&reply.attr.unwrap_or_default()))

@@ -167,7 +167,7 @@ impl Session {
             return Ok(());
         }
         // Before it answers, the service makes the owner of the exclusive lease sync.
-        match self.ask_attributes(file).await {
+        match self.ask_attributes(file, false).await {
             Err(failure) if failure.errno != ESTALE => Err(failure),
             _ => Ok(()),
         }

@@ -18,6 +18,7 @@ const PINGS: u32 = 4;
 pub(crate) async fn watch_task(session: Rc<Session>) {
     let leases = session.leases();
     while !session.is_over() {
+        leases.release_idle_attributes(session.env().now());
         let (released, resigned) = (leases.take_released(), leases.take_resigned());
         let era = session.era();
         let wait = !leases.has_more_to_report();
@@ -84,6 +85,13 @@ async fn answer(session: &Session, call: LeaseCall, era: Era) {
             // The service may be about to stop.
             given_up.and(session.sync_names().await)
         }
+        (false, _) if call.attributes => {
+            session.leases().revoke_attributes(file, call.grant);
+            if let Some(cache) = session.kernel().cache() {
+                cache.forget_attributes(file).await;
+            }
+            Ok(())
+        }
         (false, _) => give_up(session, file, call.grant, era).await,
     };
     if session.era() != era {
@@ -110,7 +118,8 @@ fn watch_request(session: &Session) -> WatchRequest {
     }
 }
 
-/// Makes everything durable and gives up all leases, so that the next client need not wait for this one.
+/// Makes everything durable and gives up all leases, so that the next client need not wait for this one. The
+/// kernel behind this client is gone, or has nothing cached.
 /// Reports all losses, after that. If something cannot be made durable the leases are kept.
 pub(crate) async fn leave(session: &Session) -> Result<(), Failure> {
     session.sync_rest().await?;

@@ -76,6 +76,8 @@ pub(crate) mod init {
     pub(crate) const SETXATTR_EXT: u32 = 1 << 29;
     /// `flags2` contains more flags.
     pub(crate) const INIT_EXT: u32 = 1 << 30;
+    /// In `flags2`: the kernel knows notices that let a name expire.
+    pub(crate) const HAS_EXPIRE_ONLY: u32 = 1 << 3;
     /// In `flags2`: files opened with `DIRECT_IO` may be mapped.
     pub(crate) const DIRECT_IO_ALLOW_MMAP: u32 = 1 << 4;
 }
@@ -389,6 +391,21 @@ pub(crate) struct StoreOut {
     pub(crate) offset: u64,
     pub(crate) size: u32,
     pub(crate) padding: u32,
+}
+
+/// The notice that a name of a directory is stale.
+pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
+/// The kernel asks for the name before it uses it again. Without this it would also unmount what is mounted
+/// there.
+pub(crate) const EXPIRE_ONLY: u32 = 1 << 0;
+
+/// The name and a zero byte follow.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct InvalEntryOut {
+    pub(crate) parent: u64,
+    pub(crate) namelen: u32,
+    pub(crate) flags: u32,
 }
 
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]

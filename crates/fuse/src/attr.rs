@@ -10,9 +10,11 @@ use rustix::fs::StatxFlags;
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// The longest time for which the kernel may keep names and attributes while no other client uses the file
-/// system. The first other client waits that long.
+/// The longest time for which the kernel may keep names and attributes. The first other client waits that
+/// long.
 pub(crate) const VALID: Duration = Duration::from_secs(1);
+/// The kernel counts expiry in ticks, and may be one late.
+pub(crate) const TICKS: Duration = Duration::from_millis(50);
 
 /// A time as the kernel has it.
 fn time(time: Time) -> (u64, u32) {
@@ -79,12 +81,13 @@ pub(crate) fn extended(nodes: &Nodes, attr: &Attr, valid: Duration) -> StatxOut 
     }
 }
 
-/// Builds the reply to every request that finds or creates a name. Counts it as a lookup.
-pub(crate) fn entry(nodes: &Nodes, attr: &Attr, valid: Duration) -> EntryOut {
+/// Builds the reply to every request that finds or creates a name, with the times for which the kernel may
+/// keep the name and the attributes. Counts it as a lookup.
+pub(crate) fn entry(nodes: &Nodes, attr: &Attr, (name, valid): (Duration, Duration)) -> EntryOut {
     EntryOut {
         nodeid: nodes.looked_up(attr),
         generation: 0,
-        entry_valid: valid.as_secs(),
+        entry_valid: name.as_secs(),
         attr_valid: valid.as_secs(),
         entry_valid_nsec: 0,
         attr_valid_nsec: 0,

@@ -155,12 +155,12 @@ impl Session {
 
     pub(crate) async fn getattr(&self, request: &Request) -> Result<Answer, Errno> {
         let attr = self.attr_for_kernel(request).await?;
-        Ok(Answer::of(&attributes(&self.nodes, &attr, self.valid())))
+        Ok(Answer::of(&attributes(&self.nodes, &attr, self.valid(&attr))))
     }
 
     pub(crate) async fn statx(&self, request: &Request) -> Result<Answer, Errno> {
         let attr = self.attr_for_kernel(request).await?;
-        Ok(Answer::of(&extended(&self.nodes, &attr, self.valid())))
+        Ok(Answer::of(&extended(&self.nodes, &attr, self.valid(&attr))))
     }
 
     /// The change of attributes that a SETATTR asks for.
@@ -208,7 +208,7 @@ impl Session {
             true => self.cache.sizes.is_cut(attr.file(), attr.size),
             false => self.cache.is_answered(attr.file(), attr.size),
         }
-        Ok(Answer::of(&attributes(&self.nodes, &attr, self.valid())))
+        Ok(Answer::of(&attributes(&self.nodes, &attr, self.valid(&attr))))
     }
 
     pub(crate) async fn readlink(&self, request: &Request) -> Result<Answer, Errno> {

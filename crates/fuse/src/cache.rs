@@ -11,17 +11,19 @@
 
 use crate::MAX_BACKGROUND;
 use crate::ask::Asker;
-use crate::attr::VALID;
+use crate::attr::{TICKS, VALID};
 use crate::deferred::Deferred;
+use crate::given::AllGiven;
 use crate::guard::abort;
 use crate::hide::{Left, Part, hide};
 use crate::known::KnownSizes;
 use crate::locked::Locked;
 use crate::looks::Looks;
 use crate::nodes::Nodes;
-use crate::notices::{Drops, drop_pages_now, notify_inval_inode};
+use crate::notices::{Drops, drop_pages_now, notify_expire, notify_inval_inode};
 use crate::reads::Reads;
 use crate::size_notice::SizeNotice;
+use penstock_base::env::timeout;
 use penstock_base::{Env, FileId, HashMap, LocalBoxFuture};
 use penstock_client::{KernelCache, Store};
 use std::cell::{Cell, RefCell};
@@ -32,10 +34,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, oneshot};
 
-/// The kernel counts expiry in ticks, and may be one late.
-const TICKS: Duration = Duration::from_millis(50);
 /// The time after a notice for which the kernel may still wait for attributes that it requested before it.
 const CROSSING: Duration = Duration::from_secs(1);
 /// The most notices at the same time. Each takes a thread while a page that it is about is locked. The thread
@@ -72,6 +72,10 @@ pub(crate) struct Cache {
     telling: Rc<Telling>,
     pub(crate) looks: Looks,
     pub(crate) asker: Asker,
+    /// The names and attributes that the kernel got under leases.
+    given: RefCell<AllGiven>,
+    /// True if the kernel knows notices that let names expire.
+    expires: Cell<bool>,
 }
 
 impl Cache {
@@ -99,6 +103,8 @@ impl Cache {
             telling: Rc::default(),
             looks: Looks::default(),
             asker: Asker::new(env, mount, connection),
+            given: RefCell::default(),
+            expires: Cell::new(false),
         })
     }
 
@@ -162,6 +168,46 @@ impl Cache {
         };
         self.env.spawn("file size", Box::pin(tell));
         self.none_told(file)
+    }
+
+    /// The kernel knows notices that let names expire.
+    pub(crate) fn knows_expiry(&self) {
+        self.expires.set(true);
+    }
+
+    /// The kernel gets the attributes of an inode under a lease.
+    pub(crate) fn gives_attributes(&self, file: FileId) {
+        self.given.borrow_mut().attributes(file, self.env.now());
+    }
+
+    /// The kernel gets a name of a directory under a lease.
+    pub(crate) fn gives_name(&self, dir: FileId, name: &[u8]) {
+        self.given.borrow_mut().name(dir, name, self.env.now());
+    }
+
+    /// Makes the kernel ask for names of a directory before it uses them again. The kernel may have the
+    /// directory locked for a request that waits for another client, which waits for this.
+    fn expire_names(&self, dir: FileId, names: Vec<Box<[u8]>>) -> impl Future<Output = ()> + 'static {
+        let (device, node, sending) = (self.device.clone(), self.nodes.node(dir), self.sending.clone());
+        let (expired, done) = oneshot::channel();
+        let expire = async move {
+            let _turn = sending.acquire().await;
+            let expire = move || {
+                node.map_or(Ok(()), |dir| names.iter().try_for_each(|name| notify_expire(&device, dir, name)))
+            };
+            match penstock_worker::blocking(expire).await {
+                // Nobody may wait any more.
+                Ok(()) => drop(expired.send(())),
+                Err(error) => tracing::error!(%error, %dir, "the kernel does not let names expire"),
+            }
+        };
+        self.env.spawn("names expire", Box::pin(expire));
+        async move {
+            if done.await.is_err() {
+                // They expire by themselves.
+                std::future::pending().await
+            }
+        }
     }
 
     /// Makes the kernel request the attributes of an inode again before it uses them. Waits for no page.
@@ -322,6 +368,24 @@ impl KernelCache for Cache {
             }
             // Sizes that the kernel knew are sent again.
             known.into_iter().for_each(|file| self.sizes.drop_ends(file, failed));
+        })
+    }
+
+    fn forget_attributes(&self, file: FileId) -> LocalBoxFuture<'_, ()> {
+        let given = self.given.borrow_mut().take(file);
+        Box::pin(async move {
+            let Some(given) = given else { return };
+            let Some(settled) = given.settled(self.env.now()) else { return };
+            self.env.sleep(settled.saturating_sub(self.env.now())).await;
+            self.drop_attributes(file).await;
+            let now = self.env.now();
+            let (names, end) = given.names(now);
+            let rest = end.saturating_sub(now);
+            match names.filter(|names| self.expires.get() || names.is_empty()) {
+                Some(names) if names.is_empty() => {}
+                Some(names) => drop(timeout(&self.env, rest, self.expire_names(file, names)).await),
+                None => self.env.sleep(rest).await,
+            }
         })
     }
 

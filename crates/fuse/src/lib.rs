@@ -18,6 +18,7 @@ mod data;
 mod dead;
 mod deferred;
 mod device;
+mod given;
 mod guard;
 mod hide;
 mod known;

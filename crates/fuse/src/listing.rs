@@ -51,7 +51,7 @@ async fn read_dir(
     offset: u64,
     attributes: bool,
 ) -> Result<ReadDirReply, Failure> {
-    let request = ReadDirRequest { dir: dir.ino.0, after: offset, limit: LIMIT, attributes };
+    let request = ReadDirRequest { dir: dir.ino.0, after: offset, limit: LIMIT, attributes, lease: false };
     session.client.read_dir(dir.branch, request).await
 }
 
@@ -82,6 +82,7 @@ pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answ
 
 pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let ReadIn { offset, size, .. } = request.argument()?;
+    let names = session.names_of(request.file);
     let mut found = read_dir(session, request.file, offset, true).await.map_err(|failure| errno(&failure))?;
     let mut entries = Vec::with_capacity(found.entries.len());
     for entry in std::mem::take(&mut found.entries) {
@@ -99,7 +100,10 @@ pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<
     for Listed { entry: found, attr } in entries {
         // Without attributes the kernel asks for them by name when a program does.
         let prefix = match &attr {
-            Some(attr) => entry(&session.nodes, attr, session.valid()),
+            Some(attr) => {
+                let valid = (session.valid_name(names, &found.name), session.valid(attr));
+                entry(&session.nodes, attr, valid)
+            }
             None => EntryOut::default(),
         };
         let shown = session.nodes.shown(found.file());

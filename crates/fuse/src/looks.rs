@@ -37,9 +37,14 @@ impl Looks {
         }
     }
 
+    /// True if a file has a handle.
+    pub(crate) fn is_open(&self, file: FileId) -> bool {
+        self.handles.borrow().contains_key(&file)
+    }
+
     /// Makes an open file due, because its size may change from here on without a notice.
     pub(crate) fn is_due(&self, file: FileId) {
-        if self.handles.borrow().contains_key(&file) {
+        if self.is_open(file) {
             self.due.borrow_mut().insert(file);
         }
     }

@@ -3,7 +3,7 @@
 use crate::abi::{BatchForgetIn, CreateIn, ForgetOne, MkdirIn, MknodIn, Rename2In, op};
 use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
-use crate::session::Session;
+use crate::session::{NamesOf, Session};
 use penstock_base::FileId;
 use penstock_client::{Attr, Failure};
 use penstock_wire::metadata::{MakeRequest, RenameRequest};
@@ -23,10 +23,11 @@ impl Session {
         if file.branch == request.file.branch { Ok(file) } else { Err(Errno::XDEV) }
     }
 
-    fn entry(&self, result: Result<Attr, Failure>) -> Result<Answer, Errno> {
+    /// The reply to a request for a name that was begun after `names` was made.
+    fn entry(&self, names: NamesOf, name: &[u8], result: Result<Attr, Failure>) -> Result<Answer, Errno> {
         let attr = result.map_err(|failure| errno(&failure))?;
         self.cache.is_answered(attr.file(), attr.size);
-        let entry = entry(&self.nodes, &attr, self.valid());
+        let entry = entry(&self.nodes, &attr, (self.valid_name(names, name), self.valid(&attr)));
         self.nodes.note(&attr);
         Ok(Answer::of(&entry))
     }
@@ -43,27 +44,33 @@ impl Session {
         })
     }
 
+    async fn make_entry(&self, request: &Request, make: MakeRequest) -> Result<Answer, Errno> {
+        let (names, name) = (self.names_of(request.file), make.name.clone());
+        self.entry(names, &name, self.client.make(request.file.branch, make).await)
+    }
+
     pub(crate) async fn lookup(&self, request: &Request) -> Result<Answer, Errno> {
-        self.entry(self.client.lookup(request.file, request.name(0, 0)?).await)
+        let (names, name) = (self.names_of(request.file), request.name(0, 0)?);
+        self.entry(names, name, self.client.lookup(request.file, name).await)
     }
 
     pub(crate) async fn mknod(&self, request: &Request) -> Result<Answer, Errno> {
         let arguments: MknodIn = request.argument()?;
         let make = self.make_request(request, size_of::<MknodIn>(), arguments.mode)?;
         let (rdev, umask) = (arguments.rdev, arguments.umask);
-        self.entry(self.client.make(request.file.branch, MakeRequest { rdev, umask, ..make }).await)
+        self.make_entry(request, MakeRequest { rdev, umask, ..make }).await
     }
 
     pub(crate) async fn mkdir(&self, request: &Request) -> Result<Answer, Errno> {
         let MkdirIn { mode, umask } = request.argument()?;
         let make = self.make_request(request, size_of::<MkdirIn>(), 0o040_000 | (mode & 0o7777))?;
-        self.entry(self.client.make(request.file.branch, MakeRequest { umask, ..make }).await)
+        self.make_entry(request, MakeRequest { umask, ..make }).await
     }
 
     pub(crate) async fn symlink(&self, request: &Request) -> Result<Answer, Errno> {
         let make = self.make_request(request, 0, 0o120_777)?;
         let target = request.name(0, 1)?.to_vec();
-        self.entry(self.client.make(request.file.branch, MakeRequest { target, ..make }).await)
+        self.make_entry(request, MakeRequest { target, ..make }).await
     }
 
     /// Serves CREATE, and TMPFILE (`nameless`), which creates a file without a name.
@@ -73,6 +80,7 @@ impl Session {
         let make = self.make_request(request, size_of::<CreateIn>(), 0o100_000 | (mode & 0o7777))?;
         let make = MakeRequest { open: true, nameless, umask, ..make };
         let look = self.capabilities.look(self.client.owns_all());
+        let (names, name) = (self.names_of(request.file), make.name.clone());
         let made = self.client.make(request.file.branch, make).await;
         let attr = made.map_err(|failure| match errno(&failure) {
             // Another client created the name first. ESTALE makes the kernel look it up again, and open the
@@ -82,7 +90,8 @@ impl Session {
         })?;
         self.capabilities.note_none(look, attr.file());
         let opened = self.opened(attr.file(), flags, attr.size).await.map_err(|failure| errno(&failure))?;
-        let mut bytes = entry(&self.nodes, &attr, self.valid()).as_bytes().to_vec();
+        let valid = (self.valid_name(names, &name), self.valid(&attr));
+        let mut bytes = entry(&self.nodes, &attr, valid).as_bytes().to_vec();
         self.nodes.note(&attr);
         bytes.extend_from_slice(opened.as_bytes());
         Ok(Answer::Bytes(bytes))
@@ -91,7 +100,8 @@ impl Session {
     pub(crate) async fn link(&self, request: &Request) -> Result<Answer, Errno> {
         let old = self.file_beside(request, request.argument()?)?;
         let name = request.name(size_of::<u64>(), 0)?;
-        self.entry(self.client.link(old, request.file, name).await)
+        let names = self.names_of(request.file);
+        self.entry(names, name, self.client.link(old, request.file, name).await)
     }
 
     pub(crate) async fn unlink(&self, request: &Request, directory: bool) -> Result<Answer, Errno> {

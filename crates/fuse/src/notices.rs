@@ -1,6 +1,8 @@
-//! Notices that make the kernel drop what it caches of an inode.
+//! Notices that make the kernel drop its cached state of an inode, or ask for a name again.
 
-use crate::abi::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
+use crate::abi::{
+    EXPIRE_ONLY, InvalEntryOut, InvalInodeOut, NOTIFY_INVAL_ENTRY, NOTIFY_INVAL_INODE, OutHeader,
+};
 use penstock_base::num::to_u32;
 use rustix::io::Errno;
 use std::fs::File;
@@ -38,9 +40,22 @@ pub(crate) fn notify_inval_inode(device: &File, nodeid: u64, what: &Drops) -> io
         Drops::Nothing => (-1, 0),
     };
     let notice = InvalInodeOut { ino: nodeid, off, len };
-    let len = size_of::<OutHeader>() + size_of::<InvalInodeOut>();
-    let header = OutHeader { len: to_u32(len), error: NOTIFY_INVAL_INODE, unique: 0 };
-    match rustix::io::writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())]) {
+    notify(device, NOTIFY_INVAL_INODE, &[notice.as_bytes()])
+}
+
+/// Has the kernel ask for a name of a directory before it uses it again. Blocks while the directory is
+/// locked.
+pub(crate) fn notify_expire(device: &File, dir: u64, name: &[u8]) -> io::Result<()> {
+    let notice = InvalEntryOut { parent: dir, namelen: to_u32(name.len()), flags: EXPIRE_ONLY };
+    notify(device, NOTIFY_INVAL_ENTRY, &[notice.as_bytes(), name, &[0]])
+}
+
+fn notify(device: &File, notice: i32, parts: &[&[u8]]) -> io::Result<()> {
+    let len = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+    let header = OutHeader { len: to_u32(len), error: notice, unique: 0 };
+    let mut slices = vec![IoSlice::new(header.as_bytes())];
+    slices.extend(parts.iter().map(|part| IoSlice::new(part)));
+    match rustix::io::writev(device, &slices) {
         Err(error) if !is_needless(error) => Err(error.into()),
         _ => Ok(()),
     }

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u16;
 use penstock_base::{BLOCK_BYTES, Env, FileId, HashMap, HashSet};
-use penstock_client::{Client, Failure, KernelCache, Purpose, Reported};
+use penstock_client::{Attr, Client, Failure, KernelCache, Purpose, Reported};
 use penstock_worker::Polling;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -50,6 +50,13 @@ const WANTED: u32 = init::ASYNC_READ
     | init::POSIX_LOCKS
     | init::FLOCK_LOCKS
     | init::INIT_EXT;
+
+/// A directory, and the lease on its names at a moment.
+#[derive(Clone, Copy)]
+pub(crate) struct NamesOf {
+    dir: FileId,
+    lease: Option<u64>,
+}
 
 /// The state of one session with the kernel.
 pub(crate) struct Session {
@@ -149,13 +156,16 @@ impl Session {
                 _ => request.argument::<InitInExt>()?.flags2,
             };
             self.maps_direct.set(more & init::DIRECT_IO_ALLOW_MMAP != 0);
+            if more & init::HAS_EXPIRE_ONLY != 0 {
+                self.cache.knows_expiry();
+            }
             Ok(Answer::of(&InitOut {
                 major: MAJOR,
                 minor: MINOR.min(kernel.minor),
                 // The kernel takes the smaller of this and its own bound.
                 max_readahead: MAX_WRITE_BYTES.min(kernel.max_readahead),
                 flags: WANTED & kernel.flags,
-                flags2: more & init::DIRECT_IO_ALLOW_MMAP,
+                flags2: more & (init::DIRECT_IO_ALLOW_MMAP | init::HAS_EXPIRE_ONLY),
                 max_background: MAX_BACKGROUND,
                 congestion_threshold: CONGESTION,
                 max_write: MAX_WRITE_BYTES,
@@ -232,9 +242,46 @@ impl Session {
         }
     }
 
-    /// The time for which the kernel may keep a name or attributes: 1 s at most, no longer than the rest of
-    /// the lease, and zero while there are other mounts.
-    pub(crate) fn valid(&self) -> Duration {
-        if self.client.is_alone() { VALID.min(self.client.left_of_lease()) } else { Duration::ZERO }
+    /// The time for which the kernel may keep these attributes, which it gets now: 1 s at most, no longer
+    /// than the rest of the session's lease time, and zero without a lease on them while there are other
+    /// mounts.
+    ///
+    /// Those of an open file it does not keep beside other mounts: it goes by the size in a reply, and by
+    /// notices, in an order of its own.
+    pub(crate) fn valid(&self, attr: &Attr) -> Duration {
+        if self.client.is_alone() {
+            return self.longest();
+        }
+        match !self.cache.looks.is_open(attr.file()) && self.client.caches_attributes(attr) {
+            true => {
+                self.cache.gives_attributes(attr.file());
+                self.longest()
+            }
+            false => Duration::ZERO,
+        }
+    }
+
+    /// The lease on the names of a directory, for [`Self::valid_name`].
+    pub(crate) fn names_of(&self, dir: FileId) -> NamesOf {
+        NamesOf { dir, lease: self.client.lease_on_names(dir) }
+    }
+
+    /// The time for which the kernel may keep a name that it gets now, as [`Self::valid`] for attributes. The
+    /// name was asked for after `names` was made.
+    pub(crate) fn valid_name(&self, names: NamesOf, name: &[u8]) -> Duration {
+        if self.client.is_alone() {
+            return self.longest();
+        }
+        match self.client.caches_names(names.dir, names.lease) {
+            true => {
+                self.cache.gives_name(names.dir, name);
+                self.longest()
+            }
+            false => Duration::ZERO,
+        }
+    }
+
+    fn longest(&self) -> Duration {
+        VALID.min(self.client.left_of_lease())
     }
 }

@@ -38,6 +38,9 @@ pub enum MetaError {
     /// The names of a rename are not those that its client looked at any more.
     #[error("a name of the rename was changed meanwhile")]
     Renamed,
+    /// Other clients may cache what the request changes. Nothing was done.
+    #[error("the service waits for another client")]
+    Waits,
     /// The request's body cannot be decoded or is not allowed.
     #[error("request: {0}")]
     Request(String),
@@ -58,6 +61,7 @@ impl From<prost::DecodeError> for MetaError {
 impl From<MetaError> for Failure {
     fn from(error: MetaError) -> Self {
         let (kind, errno) = match &error {
+            MetaError::Waits => return Self::ask_again(),
             MetaError::Posix(errno) => (ErrorKind::Invalid, Some(*errno)),
             MetaError::Kv(error) => (error.kind(), None),
             MetaError::Chunk(error) => (error.kind(), None),

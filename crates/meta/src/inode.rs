@@ -217,6 +217,7 @@ impl Inode {
             blocks,
             branch: 0,
             layout: None,
+            lease: 0,
         }
     }
 

@@ -26,7 +26,7 @@ use crate::{LAST_INO, ROOT};
 use cache::InodeCache;
 use entries::EntryCache;
 use penstock_base::rank::{Rank, RankedGuard, RankedMutex};
-use penstock_base::{BoundedSet, DecodeError, Env, Gate, Ino};
+use penstock_base::{BoundedSet, DecodeError, Env, FileId, Gate, Ino};
 use penstock_kv::{Kv, WriteSet, commit_apart};
 use penstock_session::rows::LAST_SESSION;
 use penstock_session::{Clients, Repeat, Request};
@@ -75,6 +75,8 @@ pub(crate) struct Turn<'a> {
     change: Change,
     /// The inode that the change made the first time, if it is repeated.
     made: Option<Ino>,
+    /// The clients, and the session that makes the change; none for the service itself.
+    asks: Option<(&'a Rc<Clients>, u64)>,
     _one: RankedGuard<'a, ()>,
 }
 
@@ -101,11 +103,16 @@ impl Names {
 
     /// Waits for the right to change something.
     pub(crate) async fn turn(&self) -> Turn<'_> {
-        self.turn_for(None).await
+        self.turn_for(None, None).await
     }
 
-    /// Waits for the right to make a change, or to repeat one, which keeps its number and its time.
-    pub(crate) async fn turn_for(&self, repeats: Option<Repeat>) -> Turn<'_> {
+    /// Waits for the right to make a change for a session, or to repeat one, which keeps its number and its
+    /// time.
+    pub(crate) async fn turn_for<'a>(
+        &'a self,
+        repeats: Option<Repeat>,
+        asks: Option<(&'a Rc<Clients>, u64)>,
+    ) -> Turn<'a> {
         let one = self.turn.lock().await;
         assert!(self.transactions.get().is_multiple_of(2), "a turn begins between two transactions");
         let last = self.last_change.get();
@@ -114,7 +121,8 @@ impl Names {
             Some(Repeat { change, .. }) => change,
         };
         self.last_change.set(last.max(change.number));
-        Turn { names: self, change, made: repeats.and_then(|repeat| repeat.made), _one: one }
+        let made = repeats.and_then(|repeat| repeat.made);
+        Turn { names: self, change, made, asks, _one: one }
     }
 
     /// The file system's own row.
@@ -326,7 +334,8 @@ impl Turn<'_> {
     }
 
     /// Commits a transaction with the inodes that it changes and, for a request with a sequence number, its
-    /// result.
+    /// result. Fails with [`MetaError::Waits`], and does nothing, while other clients may cache the
+    /// attributes of one of them.
     pub(crate) async fn commit(
         &self,
         request: Request,
@@ -351,6 +360,12 @@ impl Turn<'_> {
         reply: &[u8],
         commit: impl AsyncFnOnce(WriteSet) -> Result<(), MetaError>,
     ) -> Result<(), MetaError> {
+        let files = inodes.iter().map(|inode| FileId::main(inode.ino)).collect();
+        let may_change = self.asks.map(|(clients, session)| clients.may_change(session, files));
+        let _changing = may_change.transpose().map_err(|failure| match failure.is_ask_again() {
+            true => MetaError::Waits,
+            false => MetaError::Request(failure.message),
+        })?;
         for inode in &inodes {
             writes.put(inode_key(inode.ino), inode.encode());
         }

@@ -110,7 +110,9 @@ impl Parts {
     /// Waits for the right to change something for a request. ESTALE if its session has ended: nobody would
     /// delete the row of its result.
     pub(crate) async fn turn(&self, who: Request) -> Result<Turn<'_>, MetaError> {
-        let turn = self.names.turn_for(who.repeats).await;
+        // All have seen a change before that is repeated after a restart.
+        let asks = (who.session > 0 && who.repeats.is_none()).then_some((&self.clients, who.session));
+        let turn = self.names.turn_for(who.repeats, asks).await;
         match who.sequence == 0 || self.clients.is_live(who.session) {
             true => Ok(turn),
             false => Err(Errno::STALE.into()),
@@ -186,6 +188,22 @@ impl Parts {
         };
         // It may have been changed while its blocks were counted.
         Ok(self.names.inode(ino).await?.attr(blocks))
+    }
+
+    /// The attributes of an inode as it is, with `lease` under a lease of the session that asks, if it gets
+    /// one.
+    pub(crate) async fn attr_leased(&self, who: Request, ino: Ino, lease: bool) -> Result<Attr, MetaError> {
+        let lease = if lease { self.lease_attributes(who, ino) } else { 0 };
+        Ok(Attr { lease, ..self.attr_now(ino).await? })
+    }
+
+    /// Grants the session that asks a lease on attributes. Returns its number; 0 for none, as for the users
+    /// of a gateway.
+    pub(crate) fn lease_attributes(&self, who: Request, ino: Ino) -> u64 {
+        match who.user {
+            0 => self.clients.grant_attributes(who.session, FileId::main(ino)),
+            _ => 0,
+        }
     }
 
     /// Keeps a regular file from being reaped while its contents are being changed, and fails if it does not

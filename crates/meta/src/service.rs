@@ -13,7 +13,7 @@ use penstock_base::rank::scoped;
 use penstock_base::{Branch, ErrorKind, FileId, Id128, Ino};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
-use penstock_session::{Repeat, Request, Role, SessionInfo, Slot, grants, joins};
+use penstock_session::{Changing, Repeat, Request, Role, SessionInfo, Slot, grants, joins};
 use penstock_wire::data::Right;
 use penstock_wire::metadata::{
     ACCESS_READ, ACCESS_WRITE, AttrReply, EmptyReply, GetAttrRequest, HelloReply, HelloRequest, LockChange,
@@ -46,7 +46,7 @@ impl MetaTarget {
             return self.repeat(who, body).await;
         }
         if who.sequence == 0 {
-            self.check_others(who, header, body).await?;
+            let _changing = self.check_others(who, header, body).await?;
             return Ok(self.dispatch(header.kind, who, body).await?);
         }
         match self.parts.clients.slot(who).await? {
@@ -54,10 +54,15 @@ impl MetaTarget {
             Slot::Execute(slot) => {
                 // In the slot: a repeat of a request that was carried out must get its outcome, and not be
                 // asked to be sent again, which the client does in another slot.
-                self.check_others(who, header, body).await?;
-                let outcome = self.dispatch(header.kind, who, body).await.map_err(Failure::from);
-                slot.keep(&outcome);
-                outcome
+                let _changing = self.check_others(who, header, body).await?;
+                match self.dispatch(header.kind, who, body).await {
+                    Err(MetaError::Waits) => Err(MetaError::Waits.into()),
+                    outcome => {
+                        let outcome = outcome.map_err(Failure::from);
+                        slot.keep(&outcome);
+                        outcome
+                    }
+                }
             }
         }
     }
@@ -97,14 +102,23 @@ impl MetaTarget {
     }
 
     /// Fails if other clients have yet to give up something that the request concerns. Nothing is kept then:
-    /// the client asks again.
-    async fn check_others(&self, who: Request, header: &Header, body: &[u8]) -> Result<(), Failure> {
+    /// the client asks again. The result lasts while the request is executed.
+    async fn check_others(
+        &self,
+        who: Request,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<Option<Changing>, Failure> {
         let Header { kind, session, branch, .. } = *header;
         if joins(kind) {
             self.parts.clients.join_for(header, body)?;
         }
         if kind != Kind::SetAttr {
-            return Ok(());
+            // A change of attributes may be a part of what a client does to give something up.
+            if kind.changes_names() {
+                self.parts.clients.may_change_names(session)?;
+            }
+            return Ok(None);
         }
         if who.user > 0 {
             // Nobody gives up anything for a user who may not make the change.
@@ -132,8 +146,8 @@ impl MetaTarget {
             }
             Kind::Lookup => ops::lookup(parts, who, Message::decode(body)?).await,
             Kind::GetAttr => {
-                let GetAttrRequest { ino, .. } = Message::decode(body)?;
-                ops::get_attr(parts, who, Ino(ino)).await
+                let GetAttrRequest { ino, lease, .. } = Message::decode(body)?;
+                ops::get_attr(parts, who, Ino(ino), lease).await
             }
             Kind::SetAttr => ops::set_attr(parts, who, Message::decode(body)?).await,
             Kind::Make => ops::make(parts, who, Message::decode(body)?).await,

@@ -64,6 +64,9 @@ pub struct SessionDetails {
     pub lease_ms: u64,
     pub shared_leases: u64,
     pub exclusive_leases: u64,
+    /// Leases on attributes, and on the names of directories.
+    #[serde(default)]
+    pub attribute_leases: u64,
     /// Advisory locks.
     pub locks: u64,
     /// Calls to give something back or to sync a file that its client has not answered.

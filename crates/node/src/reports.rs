@@ -69,6 +69,7 @@ impl Node {
                 session: session_report(session),
                 shared_leases: held.shared_leases,
                 exclusive_leases: held.exclusive_leases,
+                attribute_leases: held.attribute_leases,
                 locks: held.locks,
                 unanswered_calls: held.unanswered_calls,
                 requests: held.requests,

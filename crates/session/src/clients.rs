@@ -6,16 +6,19 @@
 //!   turn. Both end when the session ends or the service stops;
 //! - whoever changes the leases wakes exactly the sessions that have news by that ([`Clients::change`]).
 
+mod guards;
+
 use crate::leases::{Asked, Leases, Leaving, MOST_WAITING};
 use crate::locks::Locks;
 use crate::recovery::Recovery;
 use crate::rows::{SessionRow, result_key, session_key};
-use crate::table::{LEASE, Outcome, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
+use crate::table::{LEASE, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
 use crate::unanswered::{Oldest, Unanswered};
 use crate::users::{Role, User};
+use guards::Owned;
+pub use guards::{Changing, RepeatTurn, Serving, Slot};
 use penstock_base::env::timeout;
-use penstock_base::locks::Exclusive;
-use penstock_base::rank::{LockKey, Rank, RankedKey, RankedLocks};
+use penstock_base::rank::{LockKey, Rank, RankedLocks};
 use penstock_base::{Branch, Env, ErrorKind, FileId, Id128};
 use penstock_kv::{Kv, KvError, WriteSet};
 use penstock_wire::metadata::{
@@ -112,59 +115,6 @@ pub struct Clients {
     /// Lease time of a remote client's session.
     lease: Cell<Duration>,
     stopped: Cell<bool>,
-}
-
-/// One request of a session that is being executed, until it is dropped.
-pub struct Serving {
-    clients: Rc<Clients>,
-    session: u64,
-    number: u64,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let now = self.clients.env.now();
-        self.clients.sessions.borrow_mut().end(self.session, self.number, now);
-        self.clients.ended.notify_waiters();
-    }
-}
-
-/// The turn of a session to repeat a change, until it is dropped.
-pub struct RepeatTurn {
-    clients: Rc<Clients>,
-    session: u64,
-    number: u64,
-}
-
-impl Drop for RepeatTurn {
-    fn drop(&mut self) {
-        let is_new = self.clients.recovery.borrow_mut().has_made(self.session, self.number);
-        if is_new {
-            self.clients.progressed(self.session);
-        }
-    }
-}
-
-/// The slot of a request with a sequence number.
-pub enum Slot<'a> {
-    /// The request must be executed. It owns the slot until its outcome is kept.
-    Execute(Owned<'a>),
-    /// It was executed before, with this outcome.
-    Done(Outcome),
-}
-
-/// A slot that a request owns while it is executed.
-pub struct Owned<'a> {
-    clients: &'a Clients,
-    who: Request,
-    _slot: RankedKey<Exclusive<SlotKey>>,
-}
-
-impl Owned<'_> {
-    /// Keeps the outcome for repeats of the request.
-    pub fn keep(self, outcome: &Outcome) {
-        self.clients.sessions.borrow_mut().keep(self.who, outcome);
-    }
 }
 
 impl Clients {
@@ -816,7 +766,7 @@ impl Clients {
         body: &[u8],
     ) -> Result<Option<Vec<u8>>, Failure> {
         self.check_session(session)?;
-        let GetAttrRequest { ino, ticket } = GetAttrRequest::decode(body).map_err(refused)?;
+        let GetAttrRequest { ino, ticket, .. } = GetAttrRequest::decode(body).map_err(refused)?;
         if ticket == 0 {
             return Ok(None);
         }
@@ -844,12 +794,41 @@ impl Clients {
         Ok(reply.encode_to_vec())
     }
 
+    /// Grants a session a lease on the attributes of an inode, unless others change them or want to. Returns
+    /// its number; 0 for none. The caller reads the attributes after that.
+    pub fn grant_attributes(&self, session: u64, file: FileId) -> u64 {
+        if !self.is_live(session) {
+            return 0;
+        }
+        self.leases.borrow_mut().grant_attributes(session, file, self.env.now())
+    }
+
+    /// Lets a session change the attributes of inodes until the result is dropped. Otherwise fails with
+    /// [`Failure::ask_again`]: others may cache them. The client will be told when to ask again.
+    pub fn may_change(self: &Rc<Self>, session: u64, files: Vec<FileId>) -> Result<Changing, Failure> {
+        let now = self.env.now();
+        now_or_again(self.change(|leases| leases.ask_to_change(session, &files, now)))?;
+        Ok(Changing { clients: self.clone(), files })
+    }
+
+    /// Lets a session change names. Otherwise fails with [`Failure::ask_again`]: after a restart others have
+    /// not given up yet what they cached before. The client will be told when to ask again.
+    pub fn may_change_names(&self, session: u64) -> Result<(), Failure> {
+        now_or_again(self.change(|leases| leases.ask_to_change_names(session)))
+    }
+
     /// Lets a change of attributes be made. Otherwise fails with [`Failure::ask_again`]: a change of size
-    /// waits until no other session caches the old state. The client will be told when to ask again.
-    pub fn may_resize(&self, session: u64, branch: Branch, body: &[u8]) -> Result<(), Failure> {
+    /// waits until no other session caches the old state. The client will be told when to ask again. Until
+    /// the result of a change of size is dropped, nobody caches the attributes.
+    pub fn may_resize(
+        self: &Rc<Self>,
+        session: u64,
+        branch: Branch,
+        body: &[u8],
+    ) -> Result<Option<Changing>, Failure> {
         let request = SetAttrRequest::decode(body).map_err(refused)?;
         if request.size.is_none() || request.grow {
-            return Ok(());
+            return Ok(None);
         }
         self.check_session(session)?;
         let file = FileId::of_numbers(branch.0, request.ino);
@@ -858,7 +837,8 @@ impl Clients {
             Asked::Now(()) => leases.ask_to_resize(session, file),
             waits => waits,
         };
-        now_or_again(self.change(ask))
+        now_or_again(self.change(ask))?;
+        self.may_change(session, vec![file]).map(Some)
     }
 
     /// True if another session may have a newer size and time of a file than the service.
@@ -881,7 +861,7 @@ impl Clients {
         }
         self.change(|leases| {
             for released in &request.released {
-                leases.release(session, released.file(), released.grant);
+                leases.release(session, released.file(), released.grant, released.attributes);
             }
             request.resigned.iter().for_each(|file| leases.resign(session, file.file()));
             request.failed.iter().for_each(|call| leases.failed(session, call.number, call.errno));

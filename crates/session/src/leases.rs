@@ -8,6 +8,9 @@
 //! and noted ([`waiting`]). Once they have answered, or their sessions have ended, the outcome is in the news
 //! of the session that asked ([`news`]): the lease, the end of a sync, or that it may ask again.
 //!
+//! Attributes, and the names of a directory, have leases of their own ([`attributes`]): others may change
+//! them while this client has the data, and the other way round.
+//!
 //! A client that is the only one needs no leases ([`Leases::alone`]). The first request of a second client
 //! waits until the first one has given up everything. After a restart the service does not know who owns
 //! which lease: with several sessions, each must give up everything before anything is granted.
@@ -18,8 +21,8 @@
 //! second to arrive does not wait.
 //!
 //! Invariants:
-//! - an exclusive lease of one session and any lease of another session on the same inode never exist at the
-//!   same time;
+//! - an exclusive lease of one session and any lease of another session on the same inode, also on its
+//!   attributes, never exist at the same time;
 //! - a session that has not answered a revocation of its lease on an inode is granted no other lease on it;
 //! - nothing is granted, and nobody joins, while another session has not answered a revocation of everything;
 //! - a session is done with a stop of the service only when it has no lease and has answered every revocation
@@ -35,16 +38,19 @@
 //! The cost of a request or an answer does not depend on how many others wait, except when everything was
 //! revoked.
 
+mod attributes;
 mod calls;
 mod news;
 mod waiting;
 
 use crate::table::SessionHoldings;
-use calls::{Call, Calls};
+use attributes::Attributes;
+use calls::{Call, Calls, Scope};
 use news::News;
 use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{LeaseCall, WatchReply, WatchRequest};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 pub(crate) use waiting::MOST_WAITING;
 use waiting::{Waiting, Wanted};
 
@@ -77,6 +83,7 @@ pub(crate) struct Leases {
     /// The only session in `joined`, if it knows or may know that it is the only one.
     alone: Option<u64>,
     held: HashMap<FileId, BTreeMap<u64, Held>>,
+    attributes: Attributes,
     calls: Calls,
     /// Inodes that sessions which owe everything have given up alone.
     given_up: BTreeSet<(u64, FileId)>,
@@ -166,7 +173,7 @@ impl Leases {
     }
 
     fn call_everything(&mut self, session: u64) {
-        self.call(Call::revocation(session, None, self.last));
+        self.call(Call::revocation_of_all(session, self.last));
         self.given_up.retain(|(other, _)| *other != session);
     }
 
@@ -270,6 +277,7 @@ impl Leases {
             self.alone = self.joined.first().copied();
             self.told.extend(self.alone);
             self.held.clear();
+            self.attributes.clear();
         }
         self.assert_alone();
     }
@@ -283,9 +291,10 @@ impl Leases {
             self.joined
         );
         assert!(
-            self.alone.is_none() || self.held.is_empty(),
-            "{:?} are granted to a session alone",
-            self.held
+            self.alone.is_none() || self.held.is_empty() && self.attributes.is_empty(),
+            "{:?} and {:?} are granted to a session alone",
+            self.held,
+            self.attributes
         );
     }
 
@@ -311,7 +320,9 @@ impl Leases {
             }
             !holders.is_empty()
         });
+        let freed_attributes = self.attributes.end_all(session, u64::MAX);
         let owed_everything = self.calls.owes_everything(session);
+        freed.extend(&freed_attributes);
         for call in self.calls.remove_all(session) {
             freed.extend(call.file);
             // Nobody has a newer state of the file any more.
@@ -328,6 +339,7 @@ impl Leases {
             true => self.serve_all_waiting(),
             false => freed.into_iter().for_each(|file| self.serve_waiting(file)),
         }
+        freed_attributes.into_iter().for_each(|file| self.serve_changers(file));
         self.serve_joining();
     }
 
@@ -410,11 +422,12 @@ impl Leases {
     /// Grants a lease and returns its number, or revokes the leases that conflict with it. A session that has
     /// not joined gets none.
     fn try_grant(&mut self, session: u64, file: FileId, exclusive: bool) -> Option<u64> {
-        if !self.may_get_leases(session) || self.is_called(session, file, 0) {
+        if !self.may_get_leases(session) || self.is_called(Scope::Data, session, file, 0) {
             return None;
         }
         let in_the_way = self.held_by_others(session, file, |held| exclusive || held.exclusive);
-        if in_the_way.is_empty() {
+        let know = if exclusive { self.attributes.of_others(session, file) } else { Vec::new() };
+        if in_the_way.is_empty() && know.is_empty() {
             let grant = self.next();
             assert!(self.alone.is_none_or(|alone| alone == session), "{:?} is alone", self.alone);
             if self.alone != Some(session) {
@@ -427,7 +440,8 @@ impl Leases {
             }
             return Some(grant);
         }
-        self.call_back(file, &in_the_way);
+        self.call_back(Scope::Data, file, &in_the_way);
+        self.call_back(Scope::Attributes, file, &know);
         None
     }
 
@@ -471,12 +485,15 @@ impl Leases {
         owing.retain(|(other, _)| *other != session && !is_free(*other));
         if !owing.is_empty() {
             owing.retain(|(other, _)| self.waiting.resizes_any(*other));
-            self.call_back(file, &owing);
+            self.call_back(Scope::Data, file, &owing);
             return None;
         }
         let others = self.held_by_others(session, file, |_| true);
-        self.call_back(file, &others);
-        others.iter().all(|(other, _)| self.waiting.resizes(file, *other)).then_some(())
+        let know = self.attributes.of_others(session, file);
+        self.call_back(Scope::Data, file, &others);
+        self.call_back(Scope::Attributes, file, &know);
+        let is_free = know.is_empty() && others.iter().all(|(other, _)| self.waiting.resizes(file, *other));
+        is_free.then_some(())
     }
 
     pub(crate) fn held_by_others(
@@ -491,14 +508,90 @@ impl Leases {
     }
 
     /// True if a session has a revocation open that covers this grant or a later one.
-    fn is_called(&self, session: u64, file: FileId, grant: u64) -> bool {
-        self.calls.about(session, file).any(|(_, call)| !call.is_sync && call.grant >= grant)
+    fn is_called(&self, scope: Scope, session: u64, file: FileId, grant: u64) -> bool {
+        self.calls.about(session, file).any(|(_, call)| call.scope == scope && call.grant >= grant)
     }
 
-    fn call_back(&mut self, file: FileId, holders: &[(u64, u64)]) {
+    fn call_back(&mut self, scope: Scope, file: FileId, holders: &[(u64, u64)]) {
         for (session, grant) in holders.iter().copied() {
-            if !self.is_called(session, file, grant) {
-                self.call(Call::revocation(session, Some(file), grant));
+            if !self.is_called(scope, session, file, grant) {
+                self.call(Call::revocation(scope, session, file, grant));
+            }
+        }
+    }
+
+    /// Grants a session that takes part a lease on the attributes of an inode, unless others want to change
+    /// them. Returns its number; 0 for none. Call before the attributes are read.
+    pub(crate) fn grant_attributes(&mut self, session: u64, file: FileId, now: Duration) -> u64 {
+        if let Some(grant) = self.attributes.of(session, file) {
+            // A session that has been called may still have a reply on its way under the same number.
+            return if self.is_called(Scope::Attributes, session, file, grant) { 0 } else { grant };
+        }
+        let is_wanted = self.waiting.first(file, |other| other != session).is_some()
+            || self.waiting.resizers(file).iter().any(|other| *other != session);
+        let may = self.alone.is_none()
+            && self.may_get_leases(session)
+            && !self.calls.owes_everything(session)
+            && !is_wanted
+            && self.held_by_others(session, file, |held| held.exclusive).is_empty()
+            && !self.is_called(Scope::Attributes, session, file, 0)
+            && self.attributes.may_be_granted(session, file, now);
+        if !may {
+            return 0;
+        }
+        let grant = self.next();
+        self.attributes.grant(session, file, grant);
+        grant
+    }
+
+    /// Lets a session change the attributes of inodes, until [`Self::end_change`], or notes that it waits
+    /// until no other session caches them.
+    pub(crate) fn ask_to_change(&mut self, session: u64, files: &[FileId], now: Duration) -> Asked<()> {
+        let know = |file: &FileId| (*file, self.attributes.of_others(session, *file));
+        let mut known: Vec<(FileId, Vec<(u64, u64)>)> = files.iter().map(know).collect();
+        known.retain(|(_, others)| !others.is_empty());
+        if known.is_empty() {
+            self.attributes.begin_change(session, files);
+            return Asked::Now(());
+        }
+        if !self.has_room(session) {
+            return Asked::TooMany;
+        }
+        for (file, others) in known {
+            self.attributes.cool(file, now);
+            self.call_back(Scope::Attributes, file, &others);
+            self.waiting.change(file, session);
+        }
+        Asked::Waits
+    }
+
+    /// A change that [`Self::ask_to_change`] has let begin has ended.
+    pub(crate) fn end_change(&mut self, files: &[FileId]) {
+        self.attributes.end_change(files);
+    }
+
+    /// Lets a session change names, or notes that it waits: after a restart others may cache names without a
+    /// lease that the service knows.
+    pub(crate) fn ask_to_change_names(&mut self, session: u64) -> Asked<()> {
+        if !self.owes_everything(|other| other != session) {
+            return Asked::Now(());
+        }
+        self.waiting.join(session);
+        Asked::Waits
+    }
+
+    /// A session has given back its lease on the attributes of an inode.
+    fn end_attributes(&mut self, session: u64, file: FileId, grant: u64) {
+        self.attributes.end(session, file, grant);
+        self.serve_changers(file);
+    }
+
+    /// Tells the sessions to ask again that wait to change the attributes of an inode, if they may now.
+    fn serve_changers(&mut self, file: FileId) {
+        for session in self.waiting.changers(file) {
+            if self.attributes.of_others(session, file).is_empty() {
+                self.waiting.end_change(file, session);
+                self.tell(session, News::again);
             }
         }
     }
@@ -537,28 +630,29 @@ impl Leases {
     /// A session reports, before its answer, that it could not sync, or could not give up everything.
     pub(crate) fn failed(&mut self, session: u64, number: u64, errno: u32) {
         let Some(call) = self.calls.get(session, number) else { return };
-        match (call.is_sync, call.file) {
-            (true, _) => {
+        match (call.scope, call.file) {
+            (Scope::Sync, _) => {
                 let errno = u16::try_from(errno).ok().filter(|errno| *errno > 0).unwrap_or(EIO);
                 self.calls.fail(session, number, errno);
             }
-            (false, None) => {
+            (_, None) => {
                 if let Some(leaving) = self.leaving(session) {
                     *leaving = Leaving::Failed;
                 }
             }
-            (false, Some(_)) => {}
+            (_, Some(_)) => {}
         }
     }
 
     pub(crate) fn answered(&mut self, session: u64, number: u64) {
         let Some(call) = self.calls.remove(session, number) else { return };
-        let was_revoked = (!call.is_sync).then_some(call.file);
+        let was_revoked = (call.scope != Scope::Sync).then_some(call.file);
         match call.file {
-            _ if call.is_sync => {
+            _ if call.scope == Scope::Sync => {
                 let (tickets, errno) = call.into_tickets();
                 self.end_syncs(tickets, errno);
             }
+            Some(file) if call.scope == Scope::Attributes => self.end_attributes(session, file, call.grant),
             Some(file) => {
                 self.end_held(session, file, call.grant);
                 if self.calls.owes_everything(session) {
@@ -575,6 +669,9 @@ impl Leases {
                     }
                     !holders.is_empty()
                 });
+                for file in self.attributes.end_all(session, call.grant) {
+                    self.serve_changers(file);
+                }
                 self.gave_up_everything(session);
             }
         }
@@ -588,9 +685,12 @@ impl Leases {
         self.serve_joining();
     }
 
-    /// A session has released a lease of its own accord.
-    pub(crate) fn release(&mut self, session: u64, file: FileId, grant: u64) {
-        self.end_held(session, file, grant);
+    /// A session has released a lease of its own accord, on the attributes of an inode or on its data.
+    pub(crate) fn release(&mut self, session: u64, file: FileId, grant: u64, attributes: bool) {
+        match attributes {
+            true => self.end_attributes(session, file, grant),
+            false => self.end_held(session, file, grant),
+        }
         self.serve_waiting(file);
     }
 
@@ -609,6 +709,9 @@ impl Leases {
         for (session, held) in self.held.values().flatten() {
             let SessionHoldings { shared_leases, exclusive_leases, .. } = all.entry(*session).or_default();
             *(if held.exclusive { exclusive_leases } else { shared_leases }) += 1;
+        }
+        for (session, count) in self.attributes.counts() {
+            all.entry(*session).or_default().attribute_leases += *count as u64;
         }
         self.calls.sessions().for_each(|session| all.entry(session).or_default().unanswered_calls += 1);
     }
@@ -668,7 +771,8 @@ impl Leases {
         }
         let call = |(number, call): (u64, Call)| {
             let FileId { branch, ino } = call.file.unwrap_or(FileId::of_numbers(0, 0));
-            LeaseCall { number, ino: ino.0, is_sync: call.is_sync, grant: call.grant, branch: branch.0 }
+            let (is_sync, attributes) = (call.scope == Scope::Sync, call.scope == Scope::Attributes);
+            LeaseCall { number, ino: ino.0, is_sync, grant: call.grant, branch: branch.0, attributes }
         };
         if let Some(news) = self.news.get_mut(&session) {
             news.seen(request.seen);

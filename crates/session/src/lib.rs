@@ -23,6 +23,6 @@ mod table;
 mod unanswered;
 mod users;
 
-pub use clients::{Clients, RepeatTurn, Serving, Slot, joins};
+pub use clients::{Changing, Clients, RepeatTurn, Serving, Slot, joins};
 pub use table::{LEASE, Outcome, Repeat, Request, SessionHoldings, SessionInfo, read_result};
 pub use users::{Role, User};

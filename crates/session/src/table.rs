@@ -135,6 +135,8 @@ pub struct SessionHoldings {
     pub shared_leases: u64,
     /// Exclusive leases.
     pub exclusive_leases: u64,
+    /// Leases on attributes and names.
+    pub attribute_leases: u64,
     /// Advisory locks.
     pub locks: u64,
     /// Calls of the service that its client has not answered.

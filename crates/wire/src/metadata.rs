@@ -105,6 +105,10 @@ pub struct Attr {
     /// The targets with the data; none for the first target alone.
     #[prost(message, optional, tag = "16")]
     pub layout: Option<FileLayout>,
+    /// In the reply to a request with `lease`: the number of the session's lease on the attributes, and on
+    /// the names of a directory; 0 for none.
+    #[prost(uint64, tag = "17")]
+    pub lease: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -116,6 +120,9 @@ pub struct NameRequest {
     /// For an unlink: fail unless the name is a directory's.
     #[prost(bool, tag = "3")]
     pub directory: bool,
+    /// For a lookup: grant a lease on the attributes of the inode, if nobody wants to change them.
+    #[prost(bool, tag = "4")]
+    pub lease: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -133,6 +140,9 @@ pub struct GetAttrRequest {
     /// takes what the service has.
     #[prost(uint64, tag = "2")]
     pub ticket: u64,
+    /// Grant a lease on the attributes, if nobody wants to change them.
+    #[prost(bool, tag = "3")]
+    pub lease: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -333,6 +343,9 @@ pub struct ReadDirRequest {
     /// Include the attributes of each entry.
     #[prost(bool, tag = "4")]
     pub attributes: bool,
+    /// Grant leases on these attributes.
+    #[prost(bool, tag = "5")]
+    pub lease: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -598,6 +611,9 @@ pub struct LeaseCall {
     pub grant: u64,
     #[prost(uint64, tag = "5")]
     pub branch: u64,
+    /// It revokes the lease on the inode's attributes, and on the names of a directory.
+    #[prost(bool, tag = "6")]
+    pub attributes: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -608,6 +624,9 @@ pub struct ReleasedLease {
     pub grant: u64,
     #[prost(uint64, tag = "3")]
     pub branch: u64,
+    /// It is a lease on attributes.
+    #[prost(bool, tag = "4")]
+    pub attributes: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -116,6 +116,7 @@ fn attr() -> Attr {
         blocks: 300,
         branch: 0,
         layout: None,
+        lease: 0,
     }
 }
 
@@ -158,7 +159,8 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
     );
     golden(&LeaseReply { grant: 3, wait: false }, "0803");
     golden(&LeaseReply { grant: 0, wait: true }, "1001");
-    let call = LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3, branch: 0 };
+    let call = LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3, branch: 0, attributes: false };
+    golden(&LeaseCall { attributes: true, ..call.clone() }, "08041007180120033001");
     golden(
         &WatchReply {
             alone: true,
@@ -175,7 +177,7 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
     let watch = WatchRequest {
         seen: 4,
         answered: vec![3],
-        released: vec![ReleasedLease { ino: 7, grant: 3, branch: 0 }],
+        released: vec![ReleasedLease { ino: 7, grant: 3, branch: 0, attributes: false }],
         wait: true,
         alone: true,
         leaves: true,
@@ -184,9 +186,16 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
         resigned: vec![FileRef { ino: 7, branch: 0 }],
     };
     golden(&watch, "08041201031a0408071003200128013001380942040803101c4a020807");
-    golden(&NameRequest { dir: 1, name: name.clone(), directory: true }, "080112046e616d651801");
+    golden(&ReleasedLease { ino: 7, grant: 3, branch: 0, attributes: true }, "080710032001");
+    golden(
+        &NameRequest { dir: 1, name: name.clone(), directory: true, lease: false },
+        "080112046e616d651801",
+    );
+    golden(&NameRequest { lease: true, ..NameRequest::default() }, "2001");
+    golden(&ReadDirRequest { lease: true, ..ReadDirRequest::default() }, "2801");
     golden(&InodeRequest { ino: u64::MAX }, "08ffffffffffffffffff01");
-    golden(&GetAttrRequest { ino: 7, ticket: 9 }, "08071009");
+    golden(&GetAttrRequest { ino: 7, ticket: 9, lease: false }, "08071009");
+    golden(&GetAttrRequest { lease: true, ..GetAttrRequest::default() }, "1801");
     let set = SetAttrRequest {
         ino: 7,
         mode: Some(0),
@@ -227,7 +236,10 @@ fn requests_of_the_name_space_are_as_in_the_first_release() {
     };
     golden(&rename, "080112046e616d65180222036e657728013001");
     golden(&RenameRequest { start: 300, ..RenameRequest::default() }, "50ac02");
-    golden(&ReadDirRequest { dir: 1, after: 300, limit: 64, attributes: true }, "080110ac0218402001");
+    golden(
+        &ReadDirRequest { dir: 1, after: 300, limit: 64, attributes: true, lease: false },
+        "080110ac0218402001",
+    );
     let xattr = XattrRequest {
         ino: 7,
         name: b"user.a".to_vec(),

@@ -115,7 +115,7 @@ impl Gateway {
     fn walk(&mut self, user: u32, path: &str) -> Result<u64, u16> {
         let mut at = self.root;
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            let request = NameRequest { dir: at, name: name.into(), directory: false };
+            let request = NameRequest { dir: at, name: name.into(), directory: false, lease: false };
             at = self.attr(user, Kind::Lookup, &request)?;
         }
         Ok(at)
@@ -154,7 +154,7 @@ impl Gateway {
         match operation {
             "stat" => {
                 let ino = self.walk(user, path)?;
-                self.ask(user, Kind::GetAttr, &GetAttrRequest { ino, ticket: 0 }).map(drop)
+                self.ask(user, Kind::GetAttr, &GetAttrRequest { ino, ..GetAttrRequest::default() }).map(drop)
             }
             "open" => {
                 let ino = self.walk(user, path)?;
@@ -182,13 +182,13 @@ impl Gateway {
             }
             "unlink" | "rmdir" => {
                 let (dir, name) = self.parent(user, path)?;
-                let request = NameRequest { dir, name, directory: operation == "rmdir" };
+                let request = NameRequest { dir, name, directory: operation == "rmdir", lease: false };
                 self.ask(user, Kind::Unlink, &request).map(drop)
             }
             "rename" => {
                 let (dir, name) = self.parent(user, path)?;
                 // A path may be walked only as far as its directories permit, the last one too.
-                let request = NameRequest { dir, name: name.clone(), directory: false };
+                let request = NameRequest { dir, name: name.clone(), directory: false, lease: false };
                 if self.ask(user, Kind::Lookup, &request) == Err(EACCES) {
                     return Err(EACCES);
                 }
@@ -223,7 +223,7 @@ impl Gateway {
             "list" => {
                 // Like open(2) with O_DIRECTORY.
                 let ino = self.walk(user, path)?;
-                let request = ReadDirRequest { dir: ino, after: 0, limit: 9, attributes: true };
+                let request = ReadDirRequest { dir: ino, after: 0, limit: 9, attributes: true, lease: false };
                 self.ask(user, Kind::ReadDir, &request)?;
                 self.ask(user, Kind::Open, &OpenRequest { ino, access: ACCESS_READ })?;
                 self.ask(user, Kind::Close, &InodeRequest { ino }).map(drop)

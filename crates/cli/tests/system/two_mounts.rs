@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -55,6 +55,7 @@ fn two_mounts_show_one_file_system() {
     growth_is_seen_without_a_look(&mounts);
     programs_with_maps_take_turns(&mounts);
     growth_is_known_before_it_matters(&mounts);
+    cached_names_are_never_old(&store, &mounts);
     // A mount that is killed loses its leases and locks.
     let path = |at: usize| mounts[at].join("held");
     write_new(&path(0), &[1; 100_000]);
@@ -105,6 +106,50 @@ fn capabilities_that_another_gave_go(store: &Store, mounts: &[PathBuf; 2]) {
     append();
     let left = rustix::fs::getxattr(mounts[0].join(name), "security.capability", &mut [0; 64][..]);
     assert_eq!(left, Err(rustix::io::Errno::NODATA));
+}
+
+/// The kernel of a mount caches names and attributes beside another mount, and what that one changes is seen
+/// from its reply on.
+fn cached_names_are_never_old(store: &Store, mounts: &[PathBuf; 2]) {
+    for round in 0..24u32 {
+        // A directory of its own: one that another mount has changed is not cached for a while.
+        let dir = format!("names-{round}");
+        let [here, there] = [0, 1].map(|at| mounts[(at + round as usize) % 2].join(&dir));
+        std::fs::create_dir(&here).unwrap();
+        for name in ["gone", "moved", "changed", "linked"] {
+            write_new(&here.join(name), name.as_bytes());
+        }
+        let look = |name: &str| std::fs::metadata(here.join(name)).ok();
+        for _ in 0..3 {
+            assert!(["gone", "moved", "changed", "linked"].into_iter().all(|name| look(name).is_some()));
+            assert!(look("new").is_none());
+        }
+        if round == 0 {
+            let sessions: Vec<serde_json::Value> =
+                serde_json::from_str(&store.ok(&["session", "list", "--json"])).unwrap();
+            let cached = |session: &serde_json::Value| session["attribute_leases"].as_u64().unwrap();
+            assert!(sessions.iter().map(cached).sum::<u64>() > 0, "nothing is cached: {sessions:?}");
+        }
+        let (links, before) = (look("linked").unwrap().nlink(), std::fs::metadata(&here).unwrap());
+        match round % 6 {
+            0 => std::fs::remove_file(there.join("gone")).unwrap(),
+            1 => std::fs::rename(there.join("moved"), there.join("gone")).unwrap(),
+            2 => std::fs::set_permissions(there.join("changed"), PermissionsExt::from_mode(0o611)).unwrap(),
+            3 => std::fs::hard_link(there.join("linked"), there.join("new")).unwrap(),
+            4 => std::fs::write(there.join("changed"), [1; 12345]).unwrap(),
+            _ => std::fs::create_dir(there.join("new")).unwrap(),
+        }
+        let (after, changed) = (std::fs::metadata(&here).unwrap(), look("changed").unwrap());
+        match round % 6 {
+            0 => assert!(look("gone").is_none()),
+            1 => assert!(look("moved").is_none() && std::fs::read(here.join("gone")).unwrap() == b"moved"),
+            2 => assert_eq!(changed.mode() & 0o777, 0o611),
+            3 => assert!(look("linked").unwrap().nlink() == links + 1 && look("new").is_some()),
+            4 => assert_eq!(changed.len(), 12345),
+            _ => assert!(after.nlink() == before.nlink() + 1 && look("new").is_some()),
+        }
+        assert!(matches!(round % 6, 2 | 4) || after.modified().unwrap() > before.modified().unwrap());
+    }
 }
 
 fn appends_from_both(mounts: &[PathBuf; 2]) {

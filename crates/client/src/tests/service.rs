@@ -256,7 +256,9 @@ impl Service {
         let grant = self.next_grant.get() - 1;
         let number = self.last_call.get() + 1;
         self.last_call.set(number);
-        self.calls.borrow_mut().insert(number, LeaseCall { number, ino, is_sync, grant, branch: 0 });
+        self.calls
+            .borrow_mut()
+            .insert(number, LeaseCall { number, ino, is_sync, grant, branch: 0, attributes: false });
         number
     }
 

@@ -71,8 +71,8 @@ fn seeds() -> Vec<Vec<u8>> {
     let lock =
         LockRequest { ino: 7, owner: u64::MAX, last: u64::MAX, change: 2, pid: 5, ..Default::default() };
     let targets = vec![TargetPlace { target: 3, addresses: vec!["10.0.0.1:7000".into()] }];
-    let released = vec![ReleasedLease { ino: 7, grant: 3, branch: 1 }];
-    let calls = vec![LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3, branch: 2 }];
+    let released = vec![ReleasedLease { ino: 7, grant: 3, branch: 1, attributes: true }];
+    let calls = vec![LeaseCall { number: 4, ino: 7, is_sync: true, grant: 3, branch: 2, attributes: true }];
     let bodies = [
         HelloRequest { client: "host".into(), mount: "/m".into(), ..HelloRequest::of_mount(Id128([7; 16])) }
             .encode_to_vec(),
@@ -86,7 +86,7 @@ fn seeds() -> Vec<Vec<u8>> {
             fileset: 0,
         }
         .encode_to_vec(),
-        NameRequest { dir: 1, name: name.clone(), directory: true }.encode_to_vec(),
+        NameRequest { dir: 1, name: name.clone(), directory: true, lease: true }.encode_to_vec(),
         InodeRequest { ino: u64::MAX }.encode_to_vec(),
         AttrReply { attr: Some(attr.clone()), may_be_unsynced: true, ..AttrReply::default() }.encode_to_vec(),
         SetAttrRequest { ino: 7, mode: Some(0), size: Some(0), grow: true, ..Default::default() }
@@ -96,7 +96,7 @@ fn seeds() -> Vec<Vec<u8>> {
         LinkRequest { ino: 7, dir: 1, name: name.clone() }.encode_to_vec(),
         RenameRequest { dir: 1, new_dir: 2, new_name: name.clone(), exchange: true, ..Default::default() }
             .encode_to_vec(),
-        ReadDirRequest { dir: 1, after: 2, limit: u32::MAX, attributes: true }.encode_to_vec(),
+        ReadDirRequest { dir: 1, after: 2, limit: u32::MAX, attributes: true, lease: true }.encode_to_vec(),
         entry.encode_to_vec(),
         ReadDirReply { entries: vec![entry.clone(), entry], end: true, parent: 1, parent_branch: 2 }
             .encode_to_vec(),
@@ -137,7 +137,7 @@ fn seeds() -> Vec<Vec<u8>> {
         LeaseReply { grant: 3, wait: true }.encode_to_vec(),
         LockReply { conflict: Some(lock.clone()), early: true }.encode_to_vec(),
         lock.encode_to_vec(),
-        GetAttrRequest { ino: 7, ticket: u64::MAX }.encode_to_vec(),
+        GetAttrRequest { ino: 7, ticket: u64::MAX, lease: true }.encode_to_vec(),
         OpenRequest { ino: 7, access: ACCESS_READ }.encode_to_vec(),
         UserRequest { uid: 7, gid: u32::MAX, groups: vec![1, 1 << 20] }.encode_to_vec(),
         GrantReply { grant: u64::MAX, proof: vec![9; 16] }.encode_to_vec(),

@@ -22,7 +22,7 @@ pub(crate) async fn lookup(parts: &Parts, who: Request, request: NameRequest) ->
     let dir = names.directory(Ino(request.dir)).await?;
     asker.may(&dir, EXECUTE).await?;
     let (_, entry) = names.entry(dir.ino, &request.name).await?;
-    let attr = parts.attr_now(entry.ino).await?;
+    let attr = parts.attr_leased(who, entry.ino, request.lease).await?;
     asker.reached(entry.ino);
     Ok(encode_attr(attr))
 }

@@ -41,7 +41,16 @@ pub(crate) async fn read_dir(
     assert!(entries.len() <= limit, "a reply has at most {limit} entries");
     assert!(entries.is_sorted_by(|one, other| one.cookie < other.cookie), "entries are in order of cookies");
     if request.attributes && may_look {
+        // Before the attributes are read.
+        let lease = |entry: &DirEntry| match request.lease {
+            true => parts.lease_attributes(who, Ino(entry.ino)),
+            false => 0,
+        };
+        let leases: Vec<u64> = entries.iter().map(lease).collect();
         add_attributes(parts, &mut entries).await?;
+        for (entry, lease) in entries.iter_mut().zip(leases) {
+            entry.attr.iter_mut().for_each(|attr| attr.lease = lease);
+        }
         entries.iter().filter(|entry| entry.attr.is_some()).for_each(|entry| asker.reached(Ino(entry.ino)));
     }
     Ok(ReadDirReply { end: rows.len() < limit, entries, parent: dir.parent.0, parent_branch: 0 }

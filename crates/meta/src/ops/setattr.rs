@@ -37,10 +37,15 @@ impl Cleared {
     }
 }
 
-/// Returns an inode's attributes.
-pub(crate) async fn get_attr(parts: &Parts, who: Request, ino: Ino) -> Result<Vec<u8>, MetaError> {
+/// Returns an inode's attributes, with a lease on them if that is asked for.
+pub(crate) async fn get_attr(
+    parts: &Parts,
+    who: Request,
+    ino: Ino,
+    lease: bool,
+) -> Result<Vec<u8>, MetaError> {
     Asker::of(parts, who)?.names(ino)?;
-    Ok(encode_attr(parts.attr_now(ino).await?))
+    Ok(encode_attr(parts.attr_leased(who, ino, lease).await?))
 }
 
 /// Changes attributes. With a new size, everything behind the new end and behind the old one reads as

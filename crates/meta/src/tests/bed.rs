@@ -103,7 +103,7 @@ impl Bed {
     /// Removes a file, or with a slash at the end of `path` a directory.
     pub(super) async fn remove(&self, path: &str) -> Result<(), MetaError> {
         let (dir, name) = self.split(path).await?;
-        let request = NameRequest { dir: dir.0, name, directory: path.ends_with('/') };
+        let request = NameRequest { dir: dir.0, name, directory: path.ends_with('/'), lease: false };
         ops::unlink(&self.meta.parts, self.who, request).await.map(drop)
     }
 
@@ -125,7 +125,7 @@ impl Bed {
     pub(super) async fn find(&self, path: &str) -> Result<Ino, MetaError> {
         let mut at = ROOT;
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            let request = NameRequest { dir: at.0, name: name.into(), directory: false };
+            let request = NameRequest { dir: at.0, name: name.into(), directory: false, lease: false };
             let reply = ops::lookup(&self.meta.parts, self.who, request).await?;
             at = Ino(AttrReply::decode(&reply[..]).unwrap().attr.unwrap().ino);
         }
@@ -138,7 +138,7 @@ impl Bed {
 
     /// Entries of a directory after a cookie, at most `limit`; then true if these are the last ones.
     pub(super) async fn list(&self, dir: Ino, after: u64, limit: u32) -> (Vec<(String, Ino, u64)>, bool) {
-        let request = ReadDirRequest { dir: dir.0, after, limit, attributes: false };
+        let request = ReadDirRequest { dir: dir.0, after, limit, attributes: false, lease: false };
         let reply = ops::read_dir(&self.meta.parts, self.who, request).await.unwrap();
         let ReadDirReply { entries, end, .. } = ReadDirReply::decode(&reply[..]).unwrap();
         let entry = |entry: penstock_wire::metadata::DirEntry| {

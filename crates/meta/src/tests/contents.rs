@@ -591,7 +591,7 @@ fn attributes_say_what_a_file_takes() {
         }
         set(bed, ino, SetAttrRequest { grow: true, ..size(91 * BLOCK) }).await.unwrap();
         let blocks = async |bed: &mut Bed| {
-            let reply = ops::get_attr(&bed.meta.parts, bed.who, ino).await.unwrap();
+            let reply = ops::get_attr(&bed.meta.parts, bed.who, ino, false).await.unwrap();
             AttrReply::decode(&reply[..]).unwrap().attr.unwrap().blocks
         };
         assert_eq!(blocks(bed).await, 3);

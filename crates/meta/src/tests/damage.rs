@@ -521,7 +521,7 @@ fn a_listing_gives_no_name_the_attributes_of_another_inode() {
         bed.meta.sync().await.unwrap();
         bed.crash().await;
         assert!(matches!(bed.inode(rows.g).await, Err(MetaError::Row(_))), "by its number it is an error");
-        let request = ReadDirRequest { dir: ROOT.0, after: 0, limit: 100, attributes: true };
+        let request = ReadDirRequest { dir: ROOT.0, after: 0, limit: 100, attributes: true, lease: false };
         let reply = ops::read_dir(&bed.meta.parts, bed.who, request).await.unwrap();
         for entry in ReadDirReply::decode(&reply[..]).unwrap().entries {
             if let Some(attr) = entry.attr {
@@ -542,7 +542,7 @@ fn an_unreadable_inode_hides_no_other_name_of_its_directory() {
         bed.put_row(inode_key(rows.g), Some(row)).await;
         bed.meta.sync().await.unwrap();
         bed.crash().await;
-        let request = ReadDirRequest { dir: ROOT.0, after: 0, limit: 100, attributes: true };
+        let request = ReadDirRequest { dir: ROOT.0, after: 0, limit: 100, attributes: true, lease: false };
         let listed = ops::read_dir(&bed.meta.parts, bed.who, request).await;
         assert!(listed.is_ok(), "{listed:?}");
     });

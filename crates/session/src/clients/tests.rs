@@ -189,7 +189,7 @@ impl Asker {
     /// Returns the errno of another client, 0 if all have synced.
     async fn sync(&self, session: u64, file: FileId) -> Result<u32, Failure> {
         let ticket = 1 + self.env.random() % (1 << 40);
-        let body = GetAttrRequest { ino: file.ino.0, ticket }.encode_to_vec();
+        let body = GetAttrRequest { ino: file.ino.0, ticket, lease: false }.encode_to_vec();
         self.join(session).await?;
         let Some(reply) = self.clients.sync_elsewhere(session, file.branch, &body)? else { return Ok(0) };
         assert!(AttrReply::decode(&reply[..]).unwrap().wait);
@@ -202,7 +202,7 @@ impl Asker {
 
     async fn resize(&self, session: u64, file: FileId) -> Result<(), Failure> {
         let request = SetAttrRequest { ino: file.ino.0, size: Some(5), ..Default::default() };
-        let ask = || self.clients.may_resize(session, file.branch, &request.encode_to_vec());
+        let ask = || self.clients.may_resize(session, file.branch, &request.encode_to_vec()).map(drop);
         self.again(session, ask).await
     }
 }
@@ -439,7 +439,7 @@ fn bodies_that_make_no_sense_are_refused() {
             ("an empty lease", clients.grant(FIRST, Branch::MAIN, &[]).map(drop)),
             ("a watch", clients.watch(FIRST, &garbage()).await.map(drop)),
             ("a sync", clients.sync_elsewhere(FIRST, Branch::MAIN, &garbage()).map(drop)),
-            ("a change of size", clients.may_resize(FIRST, Branch::MAIN, &garbage())),
+            ("a change of size", clients.may_resize(FIRST, Branch::MAIN, &garbage()).map(drop)),
         ] {
             assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid, "{what}");
         }
@@ -473,7 +473,7 @@ fn a_lease_is_granted_once_the_others_have_given_theirs_back() {
             let request = match way {
                 "answer" => WatchRequest { answered: vec![call.number], ..request },
                 "release" => WatchRequest {
-                    released: vec![ReleasedLease { ino: INO.ino.0, grant, branch: 0 }],
+                    released: vec![ReleasedLease { ino: INO.ino.0, grant, branch: 0, attributes: false }],
                     ..request
                 },
                 "leave" => WatchRequest { leaves: true, ..request },
@@ -558,7 +558,7 @@ fn a_sync_elsewhere_ends_with_the_result_of_the_other_client() {
     for (reported, expected) in [(None, 0), (Some(28), 28), (Some(0), 5), (Some(70_000), 5)] {
         with_two_clients(async |bench| {
             bench.join_both().await;
-            let body = |ticket| GetAttrRequest { ino: INO.ino.0, ticket }.encode_to_vec();
+            let body = |ticket| GetAttrRequest { ino: INO.ino.0, ticket, lease: false }.encode_to_vec();
             let asks = |session, ticket| {
                 bench.clients.sync_elsewhere(session, Branch::MAIN, &body(ticket)).unwrap().is_some()
             };

@@ -8,13 +8,24 @@ use penstock_base::FileId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
+/// The part of a client's cache that a call is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// The lease on the data of a file goes; without a file, everything.
+    Data,
+    /// The lease on attributes goes.
+    Attributes,
+    /// The file is synced, and its lease stays.
+    Sync,
+}
+
 /// One call.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) session: u64,
     /// The inode; none for a revocation of everything.
     pub(super) file: Option<FileId>,
-    pub(super) is_sync: bool,
+    pub(super) scope: Scope,
     pub(super) grant: u64,
     sent: bool,
     /// The waits for a sync that end with the answer: session and its number for the wait.
@@ -24,14 +35,20 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// A revocation of one lease, or without a file of everything, up to this grant.
-    pub(super) fn revocation(session: u64, file: Option<FileId>, grant: u64) -> Self {
-        Self { session, file, is_sync: false, grant, sent: false, tickets: Vec::new(), failed: None }
+    /// A revocation of everything, up to this grant.
+    pub(super) fn revocation_of_all(session: u64, grant: u64) -> Self {
+        Self { file: None, ..Self::revocation(Scope::Data, session, FileId::of_numbers(0, 0), grant) }
+    }
+
+    /// A revocation of one lease, up to this grant.
+    pub(super) fn revocation(scope: Scope, session: u64, file: FileId, grant: u64) -> Self {
+        let file = Some(file);
+        Self { session, file, scope, grant, sent: false, tickets: Vec::new(), failed: None }
     }
 
     /// A request to sync a file, for the wait of another session.
     pub(super) fn sync(session: u64, file: FileId, grant: u64, ticket: (u64, u64)) -> Self {
-        Self { is_sync: true, tickets: vec![ticket], ..Self::revocation(session, Some(file), grant) }
+        Self { tickets: vec![ticket], ..Self::revocation(Scope::Sync, session, file, grant) }
     }
 
     /// The waits that end with the answer, and the errno of the sync; 0 if it did not fail.
@@ -67,7 +84,7 @@ impl Calls {
     /// Another wait ends with the answer to a sync of this file. Returns false if there is none that was not
     /// sent yet: one that was may be answered with an older state of the file.
     pub(super) fn share_sync(&mut self, session: u64, file: FileId, ticket: (u64, u64)) -> bool {
-        let unsent = self.about(session, file).find(|(_, call)| call.is_sync && !call.sent);
+        let unsent = self.about(session, file).find(|(_, call)| call.scope == Scope::Sync && !call.sent);
         let Some((number, _)) = unsent else { return false };
         self.all.get_mut(&number).expect("it was found").tickets.push(ticket);
         true

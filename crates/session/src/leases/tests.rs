@@ -1,3 +1,5 @@
+mod attributes;
+
 use super::*;
 use penstock_sim::seeds;
 use penstock_wire::metadata::Granted;
@@ -200,7 +202,7 @@ fn two_sessions() -> Leases {
 
 /// The revocations of leases on an inode, as session and number.
 fn revocations(leases: &Leases, ino: FileId) -> Vec<(u64, u64)> {
-    let calls = leases.calls.iter().filter(|(_, call)| call.file == Some(ino) && !call.is_sync);
+    let calls = leases.calls.iter().filter(|(_, call)| call.file == Some(ino) && call.scope == Scope::Data);
     calls.map(|(number, call)| (call.session, *number)).collect()
 }
 
@@ -249,10 +251,10 @@ fn a_release_counts_only_for_the_grant_that_it_names() {
     let old = leases.try_grant(FIRST, INO, true).unwrap();
     let new = leases.try_grant(FIRST, INO, true).unwrap();
     for (session, grant, kept) in [(FIRST, old, true), (SECOND, new, true), (FIRST, new, false)] {
-        leases.release(session, INO, grant);
+        leases.release(session, INO, grant, false);
         assert_eq!(leases.is_unsynced_elsewhere(SECOND, INO), kept, "session {session} releases {grant}");
     }
-    leases.release(FIRST, INO, u64::MAX);
+    leases.release(FIRST, INO, u64::MAX, false);
     assert!(leases.held.is_empty());
 }
 
@@ -301,7 +303,7 @@ fn news(leases: &mut Leases, session: u64) -> WatchReply {
 
 /// The calls to sync a file, as session and number.
 fn syncs(leases: &Leases, file: FileId) -> Vec<(u64, u64)> {
-    let calls = leases.calls.iter().filter(|(_, call)| call.file == Some(file) && call.is_sync);
+    let calls = leases.calls.iter().filter(|(_, call)| call.file == Some(file) && call.scope == Scope::Sync);
     calls.map(|(number, call)| (call.session, *number)).collect()
 }
 
@@ -725,7 +727,7 @@ impl Model {
             12 | 13 => self.answer(session),
             14 if self.clients[&session].is_synced(ino) => {
                 if let Some((_, grant)) = self.clients.get_mut(&session).unwrap().leases.remove(&ino) {
-                    self.leases.release(session, ino, grant);
+                    self.leases.release(session, ino, grant, false);
                 }
             }
             15 if self.below(6) == 0 => {

@@ -1,5 +1,5 @@
-//! Requests that wait for other clients: for leases, in the order of their arrival, to change a size, to take
-//! part, and for others to sync.
+//! Requests that wait for other clients: for leases, in the order of their arrival, to change a size or other
+//! attributes, to take part, and for others to sync.
 //!
 //! A session waits for one lease on a file at a time. A request for more than the first one asked for keeps
 //! its place. Everything here is counted by session, so that none fills the memory.
@@ -34,6 +34,8 @@ pub(super) struct Waiting {
     /// Changes of size, by file and session, and the other way round.
     resizing: BTreeSet<(FileId, u64)>,
     resizers: BTreeSet<(u64, FileId)>,
+    /// Changes of other attributes and of names.
+    changing: BTreeSet<(FileId, u64)>,
     joining: BTreeSet<u64>,
     /// By session and number of the client.
     tickets: BTreeMap<(u64, u64), Ticket>,
@@ -139,6 +141,25 @@ impl Waiting {
         self.resizing.range((file, 0)..=(file, u64::MAX)).map(|(_, session)| *session).collect()
     }
 
+    /// A session waits to change the attributes of an inode.
+    pub(super) fn change(&mut self, file: FileId, session: u64) {
+        if self.changing.insert((file, session)) {
+            self.count(session);
+        }
+    }
+
+    /// A session does not wait to change the attributes of an inode any more.
+    pub(super) fn end_change(&mut self, file: FileId, session: u64) {
+        if self.changing.remove(&(file, session)) {
+            self.discount(session);
+        }
+    }
+
+    /// The sessions that wait to change the attributes of an inode.
+    pub(super) fn changers(&self, file: FileId) -> Vec<u64> {
+        self.changing.range((file, 0)..=(file, u64::MAX)).map(|(_, session)| *session).collect()
+    }
+
     /// A session waits to take part.
     pub(super) fn join(&mut self, session: u64) {
         self.joining.insert(session);
@@ -179,7 +200,8 @@ impl Waiting {
     /// True if any request waits, except to take part.
     #[cfg(test)]
     pub(super) fn is_anything_noted(&self) -> bool {
-        let nothing = self.leases.is_empty() && self.resizing.is_empty() && self.tickets.is_empty();
+        let changes = !self.resizing.is_empty() || !self.changing.is_empty();
+        let nothing = self.leases.is_empty() && !changes && self.tickets.is_empty();
         !nothing || !self.counts.is_empty()
     }
 
@@ -198,6 +220,8 @@ impl Waiting {
         let resized: Vec<FileId> = self.resized(session).collect();
         resized.iter().for_each(|file| self.end_resize(*file, session));
         files.extend(resized);
+        let changed = self.changing.iter().filter(|(_, changer)| *changer == session).copied();
+        changed.collect::<Vec<_>>().into_iter().for_each(|(file, _)| self.end_change(file, session));
         self.joining.remove(&session);
         let tickets = self.tickets.range((session, 0)..=(session, u64::MAX)).map(|(ticket, _)| *ticket);
         for ticket in tickets.collect::<Vec<_>>() {
@@ -247,9 +271,10 @@ mod tests {
         let mut waiting = Waiting::default();
         for number in 0..MOST_WAITING as u64 {
             assert!(waiting.has_room(1, 0));
-            match number % 3 {
+            match number % 4 {
                 0 => waiting.want(FileId::of_numbers(0, number), Wanted { session: 1, exclusive: true }),
                 1 => waiting.resize(FileId::of_numbers(0, number), 1),
+                2 => waiting.change(FileId::of_numbers(0, number), 1),
                 _ => waiting.begin_ticket(1, number, 1),
             }
         }
@@ -258,5 +283,6 @@ mod tests {
         waiting.end(1);
         assert!(waiting.has_room(1, 0) && waiting.take_joining().is_empty());
         assert!(waiting.tickets.is_empty() && waiting.resizing.is_empty() && waiting.leases.is_empty());
+        assert!(waiting.changing.is_empty());
     }
 }

@@ -555,7 +555,7 @@ async fn list_tree(machine: &Machine, root: u64) -> Names {
     let mut names = Names::new();
     let mut queue = vec![(root, String::new())];
     while let Some((dir, prefix)) = queue.pop() {
-        let request = ReadDirRequest { dir, after: 0, limit: 1000, attributes: true };
+        let request = ReadDirRequest { dir, after: 0, limit: 1000, attributes: true, lease: false };
         for entry in machine.client.read_dir(Branch::MAIN, request).await.unwrap().entries {
             let path = format!("{prefix}{}", String::from_utf8(entry.name).unwrap());
             let directory = entry.kind == 0o040_000;

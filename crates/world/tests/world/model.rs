@@ -247,7 +247,13 @@ pub async fn list(machine: &Machine) -> BTreeMap<String, u64> {
     let mut names = BTreeMap::new();
     let mut after = 0;
     loop {
-        let request = ReadDirRequest { dir: machine.client.root().ino.0, after, limit: 7, attributes: true };
+        let request = ReadDirRequest {
+            dir: machine.client.root().ino.0,
+            after,
+            limit: 7,
+            attributes: true,
+            lease: false,
+        };
         let reply = machine.client.read_dir(Branch::MAIN, request).await.unwrap();
         for entry in &reply.entries {
             assert!(entry.cookie > after, "cookies rise");

@@ -537,8 +537,9 @@ fn a_repeat_is_answered_and_not_done_again() {
             let frame = request_of(session, sequence, kind, body);
             async { serve(&machine, frame).await.into_result().map(|(body, _)| body) }
         };
-        let name =
-            |name: &str| NameRequest { dir: root, name: name.into(), directory: false }.encode_to_vec();
+        let name = |name: &str| {
+            NameRequest { dir: root, name: name.into(), directory: false, lease: false }.encode_to_vec()
+        };
         let file = |name: &str| {
             let (name, mode) = (name.into(), 0o100_644);
             MakeRequest { dir: root, name, mode, ..MakeRequest::default() }.encode_to_vec()
@@ -646,8 +647,9 @@ fn a_message_that_is_too_long_fails_and_breaks_no_connection() {
     on_machine(94, async |_, machine| {
         let way = Way::new(&machine);
         let (client, remote) = mount(&machine, &way).await;
-        let released =
-            (0..110_000).map(|ino| ReleasedLease { ino: 1_000_000 + ino, branch: 0, grant: ino }).collect();
+        let released = (0..110_000)
+            .map(|ino| ReleasedLease { ino: 1_000_000 + ino, branch: 0, grant: ino, attributes: false })
+            .collect();
         let watch = WatchRequest { released, ..WatchRequest::default() }.encode_to_vec();
         let watched = remote.call(request_of(client.session(), 0, Kind::Watch, watch)).await;
         assert_eq!(watched.unwrap_err().kind, ErrorKind::Invalid);

@@ -70,7 +70,8 @@ async fn walk(machine: &Machine) -> BTreeMap<String, (u64, Option<Vec<u8>>)> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![(machine.client.root(), String::new())];
     while let Some((dir, path)) = waiting.pop() {
-        let request = ReadDirRequest { dir: dir.ino.0, after: 0, limit: 1000, attributes: false };
+        let request =
+            ReadDirRequest { dir: dir.ino.0, after: 0, limit: 1000, attributes: false, lease: false };
         for entry in machine.client.read_dir(Branch::MAIN, request).await.unwrap().entries {
             let name = String::from_utf8(entry.name.clone()).unwrap();
             // The name must also be found by a lookup, not only in the listing.
@@ -222,7 +223,8 @@ fn a_request_that_a_repair_keeps_out_for_too_long_is_refused() {
             machine.env.now() - begun
         };
         let asked = |deadline_ms: u32| {
-            let lookup = NameRequest { dir: known.root.ino.0, name: b"none".to_vec(), directory: false };
+            let lookup =
+                NameRequest { dir: known.root.ino.0, name: b"none".to_vec(), directory: false, lease: false };
             let mut frame = Frame::request(WireKind::Lookup, lookup.encode_to_vec(), Vec::new());
             (frame.header.session, frame.header.deadline_ms) = (machine.client.session(), deadline_ms);
             let node = machine.node.clone();

@@ -97,7 +97,7 @@ impl Gateway {
 
     async fn lookup(&self, machine: &Machine, user: u32, name: &str) -> Result<FileId, Failure> {
         let dir = machine.client.root().ino.0;
-        let request = NameRequest { dir, name: name.into(), directory: false };
+        let request = NameRequest { dir, name: name.into(), directory: false, lease: false };
         let reply: AttrReply = self.ask(machine, user, Kind::Lookup, &request).await?;
         Ok(reply.attr.unwrap().file())
     }
@@ -287,7 +287,7 @@ fn nobody_uses_closes_or_unlocks_what_another_user_has_open() {
         make(below, "secret", 0o100_666).await;
         let open = OpenRequest { ino: below, access: ACCESS_READ };
         gateway.ask::<AttrReply>(&machine, one, Kind::Open, &open).await.unwrap();
-        let look = NameRequest { dir: below, name: "secret".into(), directory: false };
+        let look = NameRequest { dir: below, name: "secret".into(), directory: false, lease: false };
         let guess = gateway.ask::<AttrReply>(&machine, other, Kind::Lookup, &look).await.unwrap_err();
         assert_eq!(guess.errno, ESTALE, "{guess}");
 

@@ -130,7 +130,7 @@ fn model(seed: u64) -> (u64, u64) {
                     if let Some((_, grant)) = taken {
                         // Another request of the same client may find it in the news later.
                         views.borrow_mut().get_mut(&session).unwrap().void.insert(ino, grant);
-                        let released = vec![ReleasedLease { ino: ino.ino.0, grant, branch: 0 }];
+                        let released = vec![ReleasedLease { ino: ino.ino.0, grant, branch: 0, attributes: false }];
                         let request = WatchRequest { generation: GENERATION, released, ..Default::default() };
                         clients.watch(session, &request.encode_to_vec()).await.unwrap();
                     }

@@ -215,7 +215,7 @@ fn only_a_recovery_is_served_before_all_have_reported() {
         let clients = &bench.clients;
         let may = |session: u64, kind: Kind, ticket: u64| {
             let header = Header { session, ..Header::request(kind) };
-            let body = GetAttrRequest { ino: 7, ticket }.encode_to_vec();
+            let body = GetAttrRequest { ino: 7, ticket, lease: false }.encode_to_vec();
             match clients.join_for(&header, &body) {
                 Ok(()) => true,
                 Err(failure) => {
@@ -298,7 +298,7 @@ fn a_request_that_is_executed_is_no_fault_of_its_session_and_a_question_is_no_pr
         let question = Header { session: SECOND, ..Header::request(Kind::GetAttr) };
         for _ in 0..10 {
             bench.env.sleep(Duration::from_secs(4)).await;
-            let body = GetAttrRequest { ino: 7, ticket: 0 }.encode_to_vec();
+            let body = GetAttrRequest { ino: 7, ..GetAttrRequest::default() }.encode_to_vec();
             clients.join_for(&question, &body).unwrap();
         }
         let stuck = || clients.stuck_in_recovery().iter().map(|info| info.id).collect::<Vec<_>>();

@@ -47,7 +47,7 @@ fn a_change_of_size_that_is_done_is_forgotten() {
         let resize = |session| bench.clients.may_resize(session, INO.branch, &request);
         assert!(resize(FIRST).unwrap_err().is_ask_again());
         bench.clients.end_session(SECOND).unwrap();
-        resize(FIRST).unwrap();
+        drop(resize(FIRST).unwrap());
         assert!(!bench.clients.leases.borrow().is_anything_noted());
         bench.clients.begin_session(key_of(3), local(3), &mut WriteSet::new());
         let asker = bench.asker();
@@ -76,7 +76,7 @@ fn a_session_that_has_ended_for_its_client_gets_no_lease() {
         let write = clients.begin(&Header { session: SECOND, ..Header::request(Kind::Write) }).unwrap();
         clients.bar_session(SECOND).unwrap();
         assert!(clients.begin_to_leave(SECOND) && ask(3).wait);
-        let released = vec![ReleasedLease { ino: 7, grant: own, branch: 0 }];
+        let released = vec![ReleasedLease { ino: 7, grant: own, branch: 0, attributes: false }];
         let release = WatchRequest { generation: GENERATION, released, ..Default::default() };
         clients.watch(FIRST, &release.encode_to_vec()).await.unwrap();
         assert!(!bench.asker().news(3).granted.is_empty());
@@ -92,7 +92,7 @@ fn calls_and_news_come_in_parts() {
         let clients = &bench.clients;
         clients.join(SECOND).unwrap();
         for ticket in 1..=CALLS {
-            let body = GetAttrRequest { ino: 100 + ticket, ticket }.encode_to_vec();
+            let body = GetAttrRequest { ino: 100 + ticket, ticket, lease: false }.encode_to_vec();
             assert!(clients.sync_elsewhere(SECOND, Branch::MAIN, &body).unwrap().is_some());
         }
         let watch =

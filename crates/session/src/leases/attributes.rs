@@ -1,0 +1,205 @@
+//! Leases on attributes: sessions may cache the attributes of an inode, and of a directory also its names,
+//! since each change of those changes its attributes too.
+//!
+//! They come with the replies that contain attributes. Sessions share them, and one that wants to change the
+//! attributes waits until the others have given theirs back. After that nobody gets one on the inode for a
+//! moment ([`COOLING`]): a directory that several change would cost a call for each change.
+//!
+//! Invariants:
+//! - while an inode's attributes are being changed, no other session has a lease on them or gets one;
+//! - the number of a lease is that of its first grant, for as long as the session has it without a break.
+
+use penstock_base::{FileId, HashMap};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Most leases on attributes of one session.
+const MOST: usize = 1 << 16;
+/// Time after a call for which nobody gets a lease on the inode.
+const COOLING: Duration = Duration::from_secs(5);
+/// The number of cooling inodes above which those that have cooled are forgotten.
+const MOST_COOLING: usize = 4096;
+
+/// All leases on attributes.
+#[derive(Debug, Default)]
+pub(super) struct Attributes {
+    /// Session and number of each.
+    held: HashMap<FileId, Vec<(u64, u64)>>,
+    counts: BTreeMap<u64, usize>,
+    /// Until when nobody gets a lease.
+    cooling: HashMap<FileId, Duration>,
+    /// Inodes that are being changed, each with the number of changes.
+    changing: HashMap<FileId, u32>,
+}
+
+impl Attributes {
+    /// The number of the lease that a session has on an inode.
+    pub(super) fn of(&self, session: u64, file: FileId) -> Option<u64> {
+        let held = self.held.get(&file)?;
+        held.iter().find(|(holder, _)| *holder == session).map(|(_, grant)| *grant)
+    }
+
+    /// True if a session may get a lease now, as far as other leases on attributes go.
+    pub(super) fn may_be_granted(&self, session: u64, file: FileId, now: Duration) -> bool {
+        let is_cooling = self.cooling.get(&file).is_some_and(|until| now < *until);
+        !is_cooling && !self.changing.contains_key(&file) && self.count(session) < MOST
+    }
+
+    /// A session that has no lease on an inode gets one.
+    pub(super) fn grant(&mut self, session: u64, file: FileId, grant: u64) {
+        assert!(self.of(session, file).is_none(), "session {session} has one lease on {file}");
+        assert!(!self.changing.contains_key(&file), "{file} is being changed");
+        self.held.entry(file).or_default().push((session, grant));
+        *self.counts.entry(session).or_default() += 1;
+    }
+
+    /// The leases of other sessions on an inode, each with its session.
+    pub(super) fn of_others(&self, session: u64, file: FileId) -> Vec<(u64, u64)> {
+        let held = self.held.get(&file).into_iter().flatten();
+        held.filter(|(holder, _)| *holder != session).copied().collect()
+    }
+
+    /// Nobody gets a lease on an inode for a moment.
+    pub(super) fn cool(&mut self, file: FileId, now: Duration) {
+        if self.cooling.len() >= MOST_COOLING {
+            self.cooling.retain(|_, until| now < *until);
+        }
+        if self.cooling.len() < MOST_COOLING {
+            self.cooling.insert(file, now + COOLING);
+        }
+    }
+
+    /// A change of these inodes begins, which ends with [`Self::end_change`].
+    pub(super) fn begin_change(&mut self, session: u64, files: &[FileId]) {
+        for file in files {
+            assert!(self.of_others(session, *file).is_empty(), "others may cache the attributes of {file}");
+            *self.changing.entry(*file).or_default() += 1;
+        }
+    }
+
+    pub(super) fn end_change(&mut self, files: &[FileId]) {
+        for file in files {
+            let left = self.changing.get_mut(file).expect("a change ends once");
+            *left -= 1;
+            if *left == 0 {
+                self.changing.remove(file);
+            }
+        }
+    }
+
+    /// A session has given back its lease on an inode, if the number of that is not greater than `grant`.
+    pub(super) fn end(&mut self, session: u64, file: FileId, grant: u64) {
+        let Some(held) = self.held.get_mut(&file) else { return };
+        let before = held.len();
+        held.retain(|(holder, number)| *holder != session || *number > grant);
+        let ended = before - held.len();
+        if held.is_empty() {
+            self.held.remove(&file);
+        }
+        self.discount(session, ended);
+    }
+
+    /// A session has given back all leases up to a number. Returns their inodes.
+    pub(super) fn end_all(&mut self, session: u64, grant: u64) -> Vec<FileId> {
+        let mut freed = Vec::new();
+        if self.count(session) == 0 {
+            return freed;
+        }
+        self.held.retain(|file, held| {
+            let before = held.len();
+            held.retain(|(holder, number)| *holder != session || *number > grant);
+            if held.len() < before {
+                freed.push(*file);
+            }
+            !held.is_empty()
+        });
+        self.discount(session, freed.len());
+        freed
+    }
+
+    /// The only session needs none.
+    pub(super) fn clear(&mut self) {
+        self.held.clear();
+        self.counts.clear();
+        self.cooling.clear();
+    }
+
+    /// True if nobody has any.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// The number of leases of each session that has one.
+    pub(super) fn counts(&self) -> &BTreeMap<u64, usize> {
+        &self.counts
+    }
+
+    fn count(&self, session: u64) -> usize {
+        self.counts.get(&session).copied().unwrap_or(0)
+    }
+
+    fn discount(&mut self, session: u64, ended: usize) {
+        if ended == 0 {
+            return;
+        }
+        let count = self.counts.get_mut(&session).expect("its leases are counted");
+        *count -= ended;
+        if *count == 0 {
+            self.counts.remove(&session);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileId = FileId::of_numbers(0, 7);
+
+    #[test]
+    fn leases_are_shared_and_counted_until_they_end() {
+        let mut attributes = Attributes::default();
+        attributes.grant(1, FILE, 10);
+        attributes.grant(2, FILE, 11);
+        attributes.grant(1, FileId::of_numbers(0, 8), 12);
+        assert_eq!((attributes.of(1, FILE), attributes.of(3, FILE)), (Some(10), None));
+        assert_eq!(attributes.of_others(1, FILE), [(2, 11)]);
+        attributes.end(1, FILE, 9);
+        assert_eq!(attributes.of(1, FILE), Some(10), "an older one was given back");
+        attributes.end(1, FILE, 10);
+        attributes.end(1, FILE, 10);
+        assert_eq!(attributes.counts(), &BTreeMap::from([(1, 1), (2, 1)]));
+        assert_eq!(attributes.end_all(1, 11), []);
+        assert_eq!(attributes.end_all(1, 12), [FileId::of_numbers(0, 8)]);
+        assert_eq!(attributes.end_all(2, u64::MAX), [FILE]);
+        assert!(attributes.is_empty() && attributes.counts().is_empty());
+    }
+
+    #[test]
+    fn nobody_gets_a_lease_during_a_change_or_shortly_after_a_call() {
+        let mut attributes = Attributes::default();
+        let now = Duration::from_secs(100);
+        attributes.begin_change(1, &[FILE, FILE]);
+        assert!(!attributes.may_be_granted(1, FILE, now) && !attributes.may_be_granted(2, FILE, now));
+        attributes.end_change(&[FILE]);
+        assert!(!attributes.may_be_granted(2, FILE, now), "another change runs");
+        attributes.end_change(&[FILE]);
+        assert!(attributes.may_be_granted(2, FILE, now));
+        attributes.cool(FILE, now);
+        assert!(!attributes.may_be_granted(2, FILE, now + COOLING - Duration::from_nanos(1)));
+        assert!(attributes.may_be_granted(2, FILE, now + COOLING));
+    }
+
+    #[test]
+    fn what_a_session_has_and_what_cools_is_bounded() {
+        let mut attributes = Attributes::default();
+        let file = |number: usize| FileId::of_numbers(0, number as u64);
+        (0..MOST).for_each(|number| attributes.grant(1, file(number), number as u64 + 1));
+        assert!(!attributes.may_be_granted(1, file(MOST), Duration::ZERO));
+        assert!(attributes.may_be_granted(2, file(MOST), Duration::ZERO));
+        (0..2 * MOST_COOLING).for_each(|number| attributes.cool(file(number), Duration::ZERO));
+        assert_eq!(attributes.cooling.len(), MOST_COOLING);
+        attributes.cool(file(3 * MOST_COOLING), COOLING);
+        assert_eq!(attributes.cooling.len(), 1, "the others have cooled");
+    }
+}

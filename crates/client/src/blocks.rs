@@ -75,7 +75,7 @@ impl Blocks<'_> {
         let Self { session, file } = *self;
         session.kept().room().await?;
         session.send_blocks(Errand::Usual, (file, state), first, data).await?;
-        session.kept().add_blocks(file, first, data);
+        session.kept().add_blocks((file, state.truncations()), first, data);
         Ok(())
     }
 

@@ -162,7 +162,7 @@ impl Hold {
 /// Asks the service for a lease, and waits until it is granted, or the era has ended: then the service may
 /// have forgotten it, or its number may be that of another grant.
 async fn ask(session: &Session, file: FileId, asking: Asking<'_>) -> Result<(), Failure> {
-    session.leases().trim(|file| session.files().contains(file));
+    session.leases().trim(|file| session.files().contains(file) || session.is_owed(file));
     let exclusive = asking.right() == Right::Exclusive;
     let request = LeaseRequest { ino: file.ino.0, exclusive, first: 0, last: u64::MAX };
     let _place = session.place_for_lease().await;

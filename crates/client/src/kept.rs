@@ -97,6 +97,8 @@ struct KeptFile {
     space: Vec<(u64, SpaceChange, Range<u64>)>,
     /// Number of the last write to the file.
     last: u64,
+    /// The truncate generation that the last write knew.
+    truncations: u64,
     /// The writes up to a number were committed before a change with a number was sent.
     committed: VecDeque<(u64, Change)>,
 }
@@ -251,7 +253,7 @@ impl Kept {
         self.changes.borrow_mut().push(kept);
     }
 
-    fn with_file(&self, file: FileId, act: impl FnOnce(&mut KeptFile, u64) -> i128) {
+    fn with_file(&self, file: FileId, truncations: u64, act: impl FnOnce(&mut KeptFile, u64) -> i128) {
         if !self.is_on() {
             return;
         }
@@ -260,14 +262,15 @@ impl Kept {
         let write = self.last.get() + 1;
         self.last.set(write);
         known.last = write;
+        known.truncations = known.truncations.max(truncations);
         let more = act(known, write);
         drop(files);
         self.count(more);
     }
 
-    /// Keeps blocks that were written from `first` on.
-    pub(crate) fn add_blocks(&self, file: FileId, first: u64, data: &Buf) {
-        self.with_file(file, |known, write| {
+    /// Keeps blocks that were written from `first` on, at this truncate generation.
+    pub(crate) fn add_blocks(&self, (file, truncations): (FileId, u64), first: u64, data: &Buf) {
+        self.with_file(file, truncations, |known, write| {
             let (memory, data) = (data.len() as u64, data.clone());
             assert!(memory > 0 && memory.is_multiple_of(BLOCK), "blocks are kept as a whole");
             let freed = known.cut(&(first..first + memory / BLOCK));
@@ -276,9 +279,14 @@ impl Kept {
         });
     }
 
-    /// Keeps a change of space.
-    pub(crate) fn add_space(&self, file: FileId, change: SpaceChange, blocks: Range<u64>) {
-        self.with_file(file, |known, write| {
+    /// Keeps a change of space that was made at this truncate generation.
+    pub(crate) fn add_space(
+        &self,
+        (file, truncations): (FileId, u64),
+        change: SpaceChange,
+        blocks: Range<u64>,
+    ) {
+        self.with_file(file, truncations, |known, write| {
             let freed = match change {
                 SpaceChange::Reserve => 0,
                 _ => known.cut(&blocks),
@@ -288,17 +296,30 @@ impl Kept {
         });
     }
 
-    /// Forgets blocks of a file from this one on: the file was truncated.
-    pub(crate) fn truncate(&self, file: FileId, first: u64) {
+    /// Forgets blocks of a file from this one on, because its size was set, to a smaller one if `is_smaller`.
+    /// A larger size leaves reserved space.
+    pub(crate) fn truncate(&self, file: FileId, first: u64, is_smaller: bool) {
         let mut freed = 0;
-        if let Some(known) = self.files.borrow_mut().get_mut(&file) {
+        let mut files = self.files.borrow_mut();
+        if let Some(known) = files.get_mut(&file) {
             freed = known.cut(&(first..u64::MAX));
             let before = known.space.len();
-            known.space.iter_mut().for_each(|(_, _, blocks)| blocks.end = blocks.end.min(first));
-            known.space.retain(|(_, _, blocks)| !blocks.is_empty());
+            if is_smaller {
+                known.space.iter_mut().for_each(|(_, _, blocks)| blocks.end = blocks.end.min(first));
+                known.space.retain(|(_, _, blocks)| !blocks.is_empty());
+            }
             freed -= i128::from((before - known.space.len()) as u64 * ENTRY_BYTES);
+            if known.is_empty() && known.committed.is_empty() {
+                files.remove(&file);
+            }
         }
+        drop(files);
         self.count(freed);
+    }
+
+    /// The truncate generation that the last write knew that is kept of a file; 0 if nothing is.
+    pub(crate) fn truncations(&self, file: FileId) -> u64 {
+        self.files.borrow().get(&file).map_or(0, |known| known.truncations)
     }
 
     /// Returns a mark for [`Self::committed`]; none if nothing is kept of the file.

@@ -8,15 +8,15 @@
 //! take the slot of an earlier one.
 //!
 //! A change that the service refuses is lost, for example a name in a directory that another client had made
-//! and lost.
-//! Every descriptor that is open then fails its next fsync, and reads of the file fail until somebody was
-//! told.
+//! and lost. The service also refuses a change that would concern other inodes than the first time. Writes
+//! are lost if a truncation that came before them is. Every descriptor that is open then fails its next
+//! fsync, and reads of the file fail until somebody was told.
 
 use crate::file_state::FileState;
 use crate::kept::{KeptChange, KeptWrite};
 use crate::session::{Errand, PAUSE, Session};
 use penstock_base::num::to_u32;
-use penstock_base::{Branch, FileId};
+use penstock_base::{Branch, ErrorKind, FileId};
 use penstock_wire::data::SpaceRef;
 use penstock_wire::metadata::{
     AttrReply, Change, GetAttrRequest, OpenCount, PingReply, PingRequest, RepeatRequest,
@@ -53,6 +53,9 @@ pub(crate) async fn recovery_task(session: Rc<Session>) {
                 );
                 recovery.end();
                 session.kept().press();
+                if let Some(cache) = session.kernel().cache() {
+                    cache.drop_listings();
+                }
             }
             Err(failure) => {
                 tracing::debug!(%failure, "the recovery after a restart begins again");
@@ -108,7 +111,7 @@ impl<'a> Round<'a> {
         }
         // Also those that were sent: another client may have truncated the file since.
         for file in files {
-            self.send_blocks(file).await?;
+            self.send_blocks(file, true).await?;
         }
         for file in session.files().select(FileState::has_unsynced_writes) {
             self.fetch_again(file).await?;
@@ -135,7 +138,7 @@ impl<'a> Round<'a> {
         }
         // Another client may have made the file.
         self.wait_for_turn(before).await?;
-        let has_blocks = self.send_blocks(file).await?;
+        let has_blocks = self.send_blocks(file, false).await?;
         sent.insert(file, has_blocks);
         Ok(has_blocks)
     }
@@ -181,38 +184,62 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Sends what is kept of a file, and commits it. If the service refuses it, the file's writes are lost,
-    /// and the result is false.
-    async fn send_blocks(&self, file: FileId) -> Result<bool, Failure> {
+    /// Sends what is kept of a file, after all changes or before some of them, and commits it. If the service
+    /// refuses it, the file's writes are lost, and the result is false.
+    async fn send_blocks(&self, file: FileId, has_all_changes: bool) -> Result<bool, Failure> {
         let session = self.session;
         let (mark, writes) = (session.kept().mark(file), session.kept().writes(file));
         if writes.is_empty() {
             return Ok(true);
         }
-        match self.send(file, &writes).await {
+        match self.send(file, &writes, has_all_changes).await {
             Err(failure) if self.is_over() => Err(failure),
             Ok(()) => {
                 session.note_committed(file, mark);
                 Ok(true)
             }
-            Err(failure) => {
-                let is_open = session.files().with(file, |state| state.opens() > 0) == Some(true);
-                let is_wanted = failure.errno != ESTALE || is_open;
-                match is_wanted {
-                    true => {
-                        tracing::error!(%failure, %file, "writes that were acknowledged are lost");
-                        session.lose(file);
-                    }
-                    // Its last name was removed.
-                    false => session.forget_writes(file),
-                }
-                Ok(!is_wanted)
-            }
+            Err(failure) => Ok(!self.lose_writes(file, &failure)),
         }
     }
 
-    async fn send(&self, file: FileId, writes: &[KeptWrite]) -> Result<(), Failure> {
+    /// The service has refused what was written to a file. It is lost, unless the file's last name was
+    /// removed and this client has it not open. Returns true if it is.
+    fn lose_writes(&self, file: FileId, failure: &Failure) -> bool {
+        let session = self.session;
+        let is_open = session.files().with(file, |state| state.opens() > 0) == Some(true);
+        // Nobody opens a file of another client whose creation may be lost: it was removed.
+        if failure.errno == ESTALE && !is_open {
+            session.forget_writes(file);
+            return false;
+        }
+        tracing::error!(%failure, %file, "writes that were acknowledged are lost");
+        if !session.files().contains(file) {
+            // Nobody has a descriptor of the file that would tell it.
+            session.restarts().lose_names();
+        }
+        session.lose(file);
+        true
+    }
+
+    /// Fails if the service has an older truncate generation of a file than this client knew: another client
+    /// had truncated the file, which is lost, and what was written after that does not belong to the contents
+    /// that the file has now.
+    fn check_truncations(file: FileId, known: u64, fetched: &FileState) -> Result<(), Failure> {
+        match fetched.truncations() < known {
+            true => {
+                let why = format!("{file} was truncated by another client before, which is lost");
+                Err(Failure::new(ErrorKind::Internal, why))
+            }
+            false => Ok(()),
+        }
+    }
+
+    async fn send(&self, file: FileId, writes: &[KeptWrite], has_all_changes: bool) -> Result<(), Failure> {
         let (session, fetched) = (self.session, self.fetch(file).await?);
+        // Before that, truncations of this client are missing too.
+        if has_all_changes {
+            Self::check_truncations(file, session.kept().truncations(file), &fetched)?;
+        }
         for write in writes {
             match write {
                 KeptWrite::Space(change, blocks) => {
@@ -237,23 +264,17 @@ impl<'a> Round<'a> {
 
     /// Fetches what the service knows of a file with unsynced writes.
     async fn fetch_again(&self, file: FileId) -> Result<(), Failure> {
-        match self.fetch(file).await {
-            Err(failure) if self.is_over() => Err(failure),
-            Err(failure) if failure.errno != ESTALE => {
-                // Others must not wait for a file that cannot be read.
-                tracing::error!(%failure, %file, "writes that were acknowledged are lost");
-                self.session.lose(file);
-                Ok(())
-            }
-            Ok(fetched) => {
-                self.session.files().with(file, |state| state.resent(&fetched));
-                Ok(())
-            }
-            Err(_) => {
-                self.session.forget_writes(file);
-                Ok(())
-            }
+        let known = self.session.files().with(file, |state| state.truncations()).unwrap_or_default();
+        let fetched = self.fetch(file).await;
+        let fetched =
+            fetched.and_then(|fetched| Self::check_truncations(file, known, &fetched).map(|()| fetched));
+        match fetched {
+            Err(failure) if self.is_over() => return Err(failure),
+            // Others must not wait for a file that cannot be read.
+            Err(failure) => _ = self.lose_writes(file, &failure),
+            Ok(fetched) => _ = self.session.files().with(file, |state| state.resent(&fetched)),
         }
+        Ok(())
     }
 
     /// Reports open files and locks. A later start of the service accepts none of this.

@@ -120,8 +120,9 @@ async fn sync_at_last(session: &Session, file: FileId, era: Era) -> Result<(), F
     let mut attempts = 1;
     let failure = loop {
         let mut synced = session.sync_file(file).await;
-        // Another client may write to the file from now on: then nothing of it may be sent again here.
-        while synced.is_ok() && session.kept().mark(file).is_some() && session.era() == era {
+        // Another client may build on the file from now on: then nothing of it may be lost, or be sent again
+        // here.
+        while synced.is_ok() && session.is_owed(file) && session.era() == era {
             synced = session.sync_file(file).await.and(session.sync_names().await);
         }
         if session.era() != era {

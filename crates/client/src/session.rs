@@ -261,6 +261,12 @@ impl Session {
         files
     }
 
+    /// True if a restart of the service loses something of a file, or this client sends it again then.
+    pub(crate) fn is_owed(&self, file: FileId) -> bool {
+        let can_lose = self.files.with(file, |state| state.can_lose()) == Some(true);
+        can_lose || self.kept.mark(file).is_some()
+    }
+
     /// Everything that is sent again after a restart.
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept

@@ -81,7 +81,7 @@ impl Writer<'_> {
         let space = SpaceRef { ino: file.ino, change, from: blocks.start, until: blocks.end, truncations };
         session.kept().room().await?;
         session.send_space(Errand::Usual, file.branch, &space).await?;
-        session.kept().add_space(file, change, blocks);
+        session.kept().add_space((file, truncations), change, blocks);
         Ok(())
     }
 

@@ -78,6 +78,8 @@ impl Session {
         file: FileId,
         next: &impl AsyncFn() -> Result<(), Failure>,
     ) -> Result<bool, Failure> {
+        // In a recovery the truncate generation may change, and the service takes the size of no other one.
+        self.recovery().over().await;
         // One sync at a time, so that a time that is set after one is not overtaken by one in flight.
         let turn = self.syncing().exclusive(file).await;
         let (generation, mark) = (self.restarts().generation(), self.kept().mark(file));

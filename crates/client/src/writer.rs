@@ -197,7 +197,7 @@ impl<'a> Writer<'a> {
         let request = SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() };
         let reply: AttrReply = session.change_size(file, &request).await?;
         session.recent().add(file);
-        session.kept().truncate(file, size.div_ceil(BLOCK));
+        session.kept().truncate(file, size.div_ceil(BLOCK), true);
         known.borrow_mut().cleaned(reply.attr.unwrap_or_default().truncations);
         Ok(())
     }
@@ -258,7 +258,7 @@ impl<'a> Writer<'a> {
         }
         let attr = reply?.attr.unwrap_or_default();
         // The service has dropped everything behind the smaller size.
-        session.kept().truncate(file, state.size().min(size).div_ceil(BLOCK));
+        session.kept().truncate(file, state.size().min(size).div_ceil(BLOCK), size < state.size());
         // Data that is still unsynced gets this time, not an earlier one.
         known.borrow_mut().resized(&attr, request.mtime.filter(|_| !synced));
         Ok(attr)

@@ -389,6 +389,19 @@ impl KernelCache for Cache {
         })
     }
 
+    fn drop_listings(&self) {
+        let (device, sending, nodes) = (self.device.clone(), self.sending.clone(), self.nodes.directories());
+        let drop_them = async move {
+            let _turn = sending.acquire().await;
+            let drop_all =
+                move || nodes.iter().try_for_each(|node| drop_pages_now(&device, *node, 0..u64::MAX));
+            if let Err(error) = penstock_worker::blocking(drop_all).await {
+                tracing::error!(%error, "the kernel does not drop listings of directories: they may be stale");
+            }
+        };
+        self.env.spawn("drop listings", Box::pin(drop_them));
+    }
+
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         // The timer is made here, so that the time runs from this call on.
         self.env.sleep(VALID + TICKS)

@@ -38,6 +38,9 @@ pub enum MetaError {
     /// The names of a rename are not those that its client looked at any more.
     #[error("a name of the rename was changed meanwhile")]
     Renamed,
+    /// A change that is repeated after a restart would concern other inodes than the first time.
+    #[error("the change would be made to other inodes than the first time")]
+    Differs,
     /// Other clients may cache what the request changes. Nothing was done.
     #[error("the service waits for another client")]
     Waits,
@@ -66,7 +69,7 @@ impl From<MetaError> for Failure {
             MetaError::Kv(error) => (error.kind(), None),
             MetaError::Chunk(error) => (error.kind(), None),
             MetaError::Row(_) | MetaError::Foreign { .. } => (ErrorKind::Corrupt, None),
-            MetaError::Restarted | MetaError::Renamed => (ErrorKind::RefreshMap, None),
+            MetaError::Restarted | MetaError::Renamed | MetaError::Differs => (ErrorKind::RefreshMap, None),
             MetaError::Request(_) => (ErrorKind::Invalid, None),
         };
         let errno = errno.map_or(0, |errno| to_u16(errno.raw_os_error()));

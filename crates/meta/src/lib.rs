@@ -26,6 +26,7 @@ mod access;
 mod acl;
 mod chunks;
 mod error;
+mod fresh;
 mod fsck;
 mod inode;
 mod names;

@@ -73,8 +73,8 @@ pub(crate) struct Absent {
 pub(crate) struct Turn<'a> {
     names: &'a Names,
     change: Change,
-    /// The inode that the change made the first time, if it is repeated.
-    made: Option<Ino>,
+    /// The change as it was the first time, if it is repeated.
+    repeats: Option<Repeat>,
     /// The clients, and the session that makes the change; none for the service itself.
     asks: Option<(&'a Rc<Clients>, u64)>,
     _one: RankedGuard<'a, ()>,
@@ -117,12 +117,14 @@ impl Names {
         assert!(self.transactions.get().is_multiple_of(2), "a turn begins between two transactions");
         let last = self.last_change.get();
         let change = match repeats {
-            None => Change { number: last + 1, time: Time::from_ns(self.env.wall_ns()) },
+            None => {
+                let time = Time::from_ns(self.env.wall_ns());
+                Change { number: last + 1, time, ..Change::default() }
+            }
             Some(Repeat { change, .. }) => change,
         };
         self.last_change.set(last.max(change.number));
-        let made = repeats.and_then(|repeat| repeat.made);
-        Turn { names: self, change, made, asks, _one: one }
+        Turn { names: self, change, repeats, asks, _one: one }
     }
 
     /// The file system's own row.
@@ -274,9 +276,30 @@ impl Deref for Turn<'_> {
 }
 
 impl Turn<'_> {
-    /// The number and the time of the change that is made.
-    pub(crate) fn change(&self) -> Change {
-        self.change
+    /// The change that is made to these inodes, of which one loses its last name. Fails if it is repeated and
+    /// was made to others the first time: names that it depends on may be lost, so that it would destroy what
+    /// nobody meant.
+    pub(crate) fn change_of<'b>(
+        &self,
+        inodes: impl IntoIterator<Item = &'b Inode>,
+        removed: Option<Ino>,
+    ) -> Result<Change, MetaError> {
+        let touched = digest(inodes.into_iter().map(|inode| inode.ino).collect());
+        let removed = removed.map_or(0, |ino| ino.0);
+        match self.repeats {
+            Some(Repeat { change: first, .. })
+                if first.touched != touched || removed > 0 && first.removed != removed =>
+            {
+                Err(MetaError::Differs)
+            }
+            _ => Ok(Change { touched, removed, ..self.change }),
+        }
+    }
+
+    /// The truncate generation that a truncation which is repeated left the first time; 0 for others. Writes
+    /// that know it are sent again.
+    pub(crate) fn first_truncations(&self) -> u64 {
+        self.repeats.map_or(0, |repeat| repeat.change.truncations)
     }
 
     /// The time of the change that is made.
@@ -287,7 +310,7 @@ impl Turn<'_> {
     /// The number for the inode that the change makes: a new one, or that of the first time if the change is
     /// repeated.
     pub(crate) async fn ino_to_make(&self) -> Result<Ino, MetaError> {
-        let Some(ino) = self.made else { return self.new_ino().await };
+        let Some(ino) = self.repeats.and_then(|repeat| repeat.made) else { return self.new_ino().await };
         let was_given = (ROOT.0 + 1..=self.given_before).contains(&ino.0);
         match was_given && self.kv.get(inode_key(ino)).await?.is_none() {
             true => Ok(ino),
@@ -482,6 +505,15 @@ impl Turn<'_> {
         let row = RemovedFile { ino: inode.ino, is_partly_gone: false };
         writes.put(removed_key(row.ino), row.encode());
     }
+}
+
+/// A digest of inode numbers, which depends on no order: FNV-1a of them, sorted.
+fn digest(mut inodes: Vec<Ino>) -> u64 {
+    inodes.sort_unstable();
+    let bytes = inodes.iter().flat_map(|ino| ino.0.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// The change that says of a removed file that a part of it is gone.

@@ -15,18 +15,17 @@ pub(crate) use xattr::{get_xattr, has_capabilities, list_xattr, remove_xattr, se
 
 use crate::error::MetaError;
 use crate::inode::Inode;
-use crate::names::Turn;
 use crate::parts::Parts;
-use penstock_wire::metadata::{Attr, AttrReply};
+use penstock_wire::metadata::{Attr, AttrReply, Change};
 use prost::Message;
 
-/// Encodes the reply to the change of a turn, with an inode's attributes.
-async fn changed_reply(parts: &Parts, turn: &Turn<'_>, inode: &Inode) -> Result<Vec<u8>, MetaError> {
-    Ok(encode_changed(turn, parts.attr(inode).await?))
+/// Encodes the reply to a change, with an inode's attributes.
+async fn changed_reply(parts: &Parts, change: Change, inode: &Inode) -> Result<Vec<u8>, MetaError> {
+    Ok(encode_changed(change, parts.attr(inode).await?))
 }
 
-fn encode_changed(turn: &Turn<'_>, attr: Attr) -> Vec<u8> {
-    AttrReply { attr: Some(attr), change: Some(turn.change()), ..AttrReply::default() }.encode_to_vec()
+fn encode_changed(change: Change, attr: Attr) -> Vec<u8> {
+    AttrReply { attr: Some(attr), change: Some(change), ..AttrReply::default() }.encode_to_vec()
 }
 
 fn encode_attr(attr: Attr) -> Vec<u8> {

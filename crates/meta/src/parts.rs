@@ -2,6 +2,7 @@
 
 use crate::chunks::ChunkStore;
 use crate::error::MetaError;
+use crate::fresh::Fresh;
 use crate::inode::{FileKind, Inode};
 use crate::names::{Names, Turn};
 use crate::uses::{IsGoing, RemovedFiles, Uses};
@@ -31,6 +32,7 @@ pub(crate) struct Parts {
     /// Removed files that wait to be reaped.
     pub(crate) removed: RefCell<RemovedFiles>,
     uses: RefCell<Uses>,
+    fresh: RefCell<Fresh>,
     reap_wake: Notify,
     stopped: Cell<bool>,
 }
@@ -46,6 +48,7 @@ impl Parts {
             clients,
             removed: RefCell::default(),
             uses: RefCell::default(),
+            fresh: RefCell::default(),
             reap_wake: Notify::new(),
             stopped: Cell::new(false),
         })
@@ -117,6 +120,33 @@ impl Parts {
             true => Ok(turn),
             false => Err(Errno::STALE.into()),
         }
+    }
+
+    /// A session makes an inode: before its row is written, and after that.
+    pub(crate) fn made(&self, session: u64, ino: Ino) {
+        self.fresh.borrow_mut().made(session, ino);
+    }
+
+    /// The number of the last inode that was made, for [`Self::are_durable`].
+    pub(crate) fn last_made(&self) -> u64 {
+        self.fresh.borrow().last()
+    }
+
+    /// The inodes up to this number are durable.
+    pub(crate) fn are_durable(&self, upto: u64) {
+        self.fresh.borrow_mut().are_durable(upto);
+    }
+
+    /// Makes an inode durable that another session has made just now, before this one opens it: what it
+    /// writes would have no place after a crash with which the other client ends.
+    pub(crate) async fn settle(&self, session: u64, ino: Ino) -> Result<(), MetaError> {
+        let is_fresh = self.fresh.borrow().is_by_another(session, ino);
+        if is_fresh {
+            let upto = self.last_made();
+            self.names.kv().flush().await?;
+            self.are_durable(upto);
+        }
+        Ok(())
     }
 
     /// Keeps new uses of an inode away until the result is dropped; none if it is in use.

@@ -17,8 +17,8 @@ use penstock_session::{Changing, Repeat, Request, Role, SessionInfo, Slot, grant
 use penstock_wire::data::Right;
 use penstock_wire::metadata::{
     ACCESS_READ, ACCESS_WRITE, AttrReply, EmptyReply, GetAttrRequest, HelloReply, HelloRequest, LockChange,
-    LockRequest, OpenRequest, PingReply, PingRequest, ROLE_GATEWAY, ROLE_MOUNT, RepeatRequest, TargetPlace,
-    UserReply, set_id_bits,
+    LockRequest, MakeRequest, OpenRequest, PingReply, PingRequest, ROLE_GATEWAY, ROLE_MOUNT, RepeatRequest,
+    TargetPlace, UserReply, set_id_bits,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
@@ -29,8 +29,9 @@ use std::time::Duration;
 /// Time for the last writes of a session before its end is reported. Its leases and locks go when they have
 /// ended.
 const LAST_WRITES: Duration = Duration::from_secs(1);
-/// The last number of a change that a client may repeat: there are numbers for all changes after it.
-const LAST_CHANGE: u64 = 1 << 62;
+/// Most changes that one start of the service makes: those of centuries. A client may repeat none with a
+/// number above those of all starts before, so that the numbers cannot be used up.
+const CHANGES_OF_START: u64 = 1 << 44;
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
 const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
@@ -50,7 +51,10 @@ impl MetaTarget {
             return Ok(self.dispatch(header.kind, who, body).await?);
         }
         match self.parts.clients.slot(who).await? {
-            Slot::Done(outcome) => outcome,
+            Slot::Done(outcome) => {
+                self.open_again(header.kind, who, body, &outcome).await?;
+                outcome
+            }
             Slot::Execute(slot) => {
                 // In the slot: a repeat of a request that was carried out must get its outcome, and not be
                 // asked to be sent again, which the client does in another slot.
@@ -67,6 +71,32 @@ impl MetaTarget {
         }
     }
 
+    /// Counts the open of a file that was made by an earlier start, whose reply has not arrived: the client
+    /// could not report it. ESTALE if it is gone.
+    async fn open_again(
+        &self,
+        kind: Kind,
+        who: Request,
+        body: &[u8],
+        outcome: &Result<Vec<u8>, Failure>,
+    ) -> Result<(), Failure> {
+        let Ok(reply) = outcome else { return Ok(()) };
+        if kind != Kind::Make || who.user != 0 || !MakeRequest::decode(body).map_err(MetaError::from)?.open {
+            return Ok(());
+        }
+        let attr = AttrReply::decode(&reply[..]).map_err(MetaError::from)?.attr.unwrap_or_default();
+        let (ino, is_counted) = (Ino(attr.ino), self.parts.clients.has_open(who.session, attr.file()));
+        if is_counted || self.parts.clients.owes_opens(who.session) {
+            return Ok(());
+        }
+        self.parts.open(who.session, ino)?;
+        let found = self.parts.names.inode(ino).await;
+        if found.is_err() {
+            self.parts.close(who.session, ino);
+        }
+        Ok(found.map(drop)?)
+    }
+
     /// Makes a change again that an earlier start of the service had acknowledged. The caller has the turn of
     /// the session to repeat it ([`penstock_session::Clients::turn_to_repeat`]). If the change is not lost,
     /// its stored result is the reply.
@@ -79,10 +109,13 @@ impl MetaTarget {
             return Ok(Vec::new());
         }
         let kind = u16::try_from(kind).ok().and_then(Kind::from_u16).filter(|kind| kind.changes_names());
-        let kind = kind.ok_or_else(|| refused("this kind of request changes no names"))?;
-        if who.user != 0 || who.sequence == 0 || change.number > LAST_CHANGE || !change.time.is_valid() {
-            return Err(refused("a change is repeated by a mount, as it was made"));
-        }
+        let last = self.parts.chunks.generation().saturating_mul(CHANGES_OF_START);
+        let is_made = change.number <= last && change.time.is_valid();
+        let kind = kind.filter(|_| who.user == 0 && who.sequence != 0 && is_made);
+        let Some(kind) = kind else {
+            self.parts.clients.note_refused_repeat();
+            return Err(refused("a change of names is repeated by a mount, as it was made"));
+        };
         let repeats = Some(Repeat { change, made: (made > 0).then_some(Ino(made)) });
         match self.parts.clients.slot(Request { repeats, ..who }).await? {
             Slot::Done(outcome) => outcome,
@@ -253,6 +286,7 @@ impl MetaTarget {
             self.parts.close(who.session, ino);
             return Ok(EmptyReply {}.encode_to_vec());
         }
+        self.parts.settle(who.session, ino).await?;
         let mut grant = None;
         if !asker.is_trusted() {
             asker.names(ino)?;
@@ -427,6 +461,10 @@ impl MetaTarget {
             let forget = async move {
                 parts.clients.quiet(id).await;
                 cut_tails(&parts, id).await;
+                // Others build on the generations that this has given.
+                if let Err(error) = parts.names.kv().flush().await {
+                    tracing::warn!(%error, session = id, "the cuts of its files are not durable yet");
+                }
                 forget_session(&parts, id);
             };
             // In a task, because a drive that hangs may keep its last write for long: other sessions that

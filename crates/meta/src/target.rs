@@ -137,7 +137,10 @@ impl MetaTarget {
 
     /// Makes every acknowledged operation durable.
     pub async fn sync(&self) -> Result<(), MetaError> {
-        Ok(self.parts.chunks.sync().await?)
+        let upto = self.parts.last_made();
+        self.parts.chunks.sync().await?;
+        self.parts.are_durable(upto);
+        Ok(())
     }
 
     /// Paths of inodes, from the root. An inode without a name has none. A path that cannot be followed up to

@@ -622,6 +622,11 @@ impl Clients {
         self.sessions.borrow_mut().open(session, file)
     }
 
+    /// True if a session has an inode open.
+    pub fn has_open(&self, session: u64, file: FileId) -> bool {
+        self.sessions.borrow().has_open(session, file)
+    }
+
     /// Ends one open of an inode by a session. Returns false if it has none, as after a restart.
     pub fn close(&self, session: u64, file: FileId) -> bool {
         self.sessions.borrow_mut().close(session, file)
@@ -647,9 +652,11 @@ impl Clients {
         if owed && (*all || !opens.is_empty() || !locks.is_empty()) {
             self.progressed(session);
         }
-        if owed {
-            locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
+        if !owed {
+            // It has reported everything before. What is opened since is counted with Open.
+            return Ok(Vec::new());
         }
+        locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
         let mut changes = Vec::new();
         let mut sessions = self.sessions.borrow_mut();
         // An inode that is named twice counts once, or once for each user.
@@ -671,7 +678,7 @@ impl Clients {
             sessions.reported_opens(session);
         }
         drop(sessions);
-        if *all && owed {
+        if *all {
             self.end_recovery_of(session, true);
         }
         Ok(changes)

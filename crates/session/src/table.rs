@@ -55,6 +55,9 @@ pub struct Repeat {
 /// Default lease time of a remote client's session: the session ends after this long without a request.
 pub const LEASE: Duration = Duration::from_secs(30);
 
+/// Most inodes that a session may report as open after a restart.
+const MOST_REPORTED: usize = 1 << 20;
+
 /// Outcome of a request. Results that were read back after a restart are always successes.
 pub type Outcome = Result<Vec<u8>, Failure>;
 
@@ -410,10 +413,18 @@ impl Sessions {
         }
     }
 
+    /// True if a session has an inode open.
+    pub(crate) fn has_open(&self, id: u64, file: FileId) -> bool {
+        self.live.get(&id).is_some_and(|session| session.opens.contains_key(&file))
+    }
+
     /// Sets the number of times that a session has an inode open. Returns the number before; none if there is
-    /// no such session.
+    /// no such session, or it has too many open.
     pub(crate) fn set_opens(&mut self, id: u64, file: FileId, count: u64) -> Option<u64> {
         let opens = &mut self.live.get_mut(&id)?.opens;
+        if opens.len() >= MOST_REPORTED && !opens.contains_key(&file) {
+            return None;
+        }
         let before = match count {
             0 => opens.remove(&file),
             _ => opens.insert(file, count),

@@ -173,6 +173,15 @@ pub struct Change {
     /// The time that it counts as made at.
     #[prost(message, required, tag = "2")]
     pub time: Time,
+    /// A digest of the numbers of the inodes that it changed.
+    #[prost(uint64, tag = "3")]
+    pub touched: u64,
+    /// The inode that lost its last name by it; 0 for none.
+    #[prost(uint64, tag = "4")]
+    pub removed: u64,
+    /// Of a truncation: the truncate generation after it; 0 for any other change.
+    #[prost(uint64, tag = "5")]
+    pub truncations: u64,
 }
 
 /// A change that was acknowledged by an earlier start of the service, and may be lost. The sequence in the

@@ -280,7 +280,8 @@ fn what_came_to_requests_later_keeps_its_numbers() {
     golden(&LockRequest { branch: 9, ..LockRequest::default() }, "5809");
     golden(&LockRequest { user: 9, ..LockRequest::default() }, "6009");
     golden(&OpenCount { user: 9, ..OpenCount::default() }, "2009");
-    let change = Change { number: 300, time: Time::from_ns(3) };
+    let change = Change { number: 300, time: Time::from_ns(3), ..Change::default() };
+    golden(&Change { touched: 300, removed: 7, truncations: 4, ..change }, "08ac021202100318ac0220072804");
     let changed = "08ac02 12021003".replace(' ', "");
     golden(&change, &changed);
     golden(&AttrReply { change: Some(change), ..AttrReply::default() }, &format!("2a07{changed}"));

@@ -32,34 +32,63 @@ fn contents(kept: &Kept, file: FileId) -> Vec<(u64, u8)> {
 #[test]
 fn the_last_contents_of_each_block_are_kept() {
     let kept = kept();
-    kept.add_blocks(FILE, 10, &blocks(&[1, 2, 3, 4, 5]));
-    kept.add_blocks(FILE, 12, &blocks(&[9]));
+    kept.add_blocks((FILE, 3), 10, &blocks(&[1, 2, 3, 4, 5]));
+    kept.add_blocks((FILE, 3), 12, &blocks(&[9]));
     assert_eq!(contents(&kept, FILE), [(10, 1), (11, 2), (12, 9), (13, 4), (14, 5)]);
-    kept.add_blocks(FILE, 8, &blocks(&[6, 7, 8]));
+    kept.add_blocks((FILE, 3), 8, &blocks(&[6, 7, 8]));
     assert_eq!(contents(&kept, FILE)[..4], [(8, 6), (9, 7), (10, 8), (11, 2)]);
-    kept.add_space(FILE, SpaceChange::Zero, 9..12);
-    kept.add_space(FILE, SpaceChange::Reserve, 12..14);
+    kept.add_space((FILE, 3), SpaceChange::Zero, 9..12);
+    kept.add_space((FILE, 3), SpaceChange::Reserve, 12..14);
     assert_eq!(contents(&kept, FILE), [(8, 6), (12, 9), (13, 4), (14, 5)]);
     // Changes of space come before all blocks.
     let kinds: Vec<bool> =
         kept.writes(FILE).iter().map(|write| matches!(write, KeptWrite::Space(..))).collect();
     assert!(kinds.is_sorted_by(|one, other| one >= other), "{kinds:?}");
-    kept.truncate(FILE, 13);
+    kept.truncate(FILE, 13, true);
     assert_eq!(contents(&kept, FILE), [(8, 6), (12, 9)]);
     let spaces = kept.writes(FILE).iter().filter(|write| matches!(write, KeptWrite::Space(..))).count();
     assert_eq!(spaces, 2, "both begin before the new end");
-    kept.truncate(FILE, 0);
+    kept.truncate(FILE, 0, true);
     assert!(kept.writes(FILE).is_empty() && kept.files().is_empty());
     assert_eq!(kept.bytes.get(), 0);
+    assert!(kept.files.borrow().is_empty(), "nothing is left of the file");
+}
+
+/// Regression: the space that fallocate reserved behind the end of a file was forgotten when it then set the
+/// size.
+#[test]
+fn a_larger_size_leaves_reserved_space() {
+    let kept = kept();
+    kept.add_blocks((FILE, 3), 0, &blocks(&[1, 2]));
+    kept.add_space((FILE, 3), SpaceChange::Reserve, 0..100);
+    let reserved = || {
+        kept.writes(FILE).into_iter().find_map(|write| match write {
+            KeptWrite::Space(SpaceChange::Reserve, blocks) => Some(blocks),
+            _ => None,
+        })
+    };
+    kept.truncate(FILE, 1, false);
+    assert_eq!((reserved(), contents(&kept, FILE)), (Some(0..100), vec![(0, 1)]));
+    kept.truncate(FILE, 1, true);
+    assert_eq!(reserved(), Some(0..1));
+}
+
+#[test]
+fn what_is_kept_of_a_file_knows_its_generation() {
+    let kept = kept();
+    assert_eq!(kept.truncations(FILE), 0, "nothing is kept of it");
+    kept.add_blocks((FILE, 3), 0, &blocks(&[1]));
+    kept.add_space((FILE, 2), SpaceChange::Reserve, 0..2);
+    assert_eq!(kept.truncations(FILE), 3);
 }
 
 #[test]
 fn blocks_are_forgotten_once_a_sync_covers_their_commit() {
     let (kept, sent) = (kept(), SentChanges::default());
-    kept.add_blocks(FILE, 0, &blocks(&[1, 1, 1]));
+    kept.add_blocks((FILE, 3), 0, &blocks(&[1, 1, 1]));
     let mark = kept.mark(FILE);
     assert!(kept.is_uncommitted(FILE));
-    kept.add_blocks(FILE, 1, &blocks(&[2]));
+    kept.add_blocks((FILE, 3), 1, &blocks(&[2]));
     kept.committed(FILE, mark, sent.file(FILE));
     assert!(kept.is_uncommitted(FILE), "a write came after the mark");
     let covered = sent.cover();
@@ -71,7 +100,7 @@ fn blocks_are_forgotten_once_a_sync_covers_their_commit() {
     kept.are_durable(sent.cover().are_durable().1);
     assert!(kept.files().is_empty() && kept.bytes.get() == 0);
     // A mark from before means nothing to what is written now.
-    kept.add_blocks(FILE, 0, &blocks(&[3]));
+    kept.add_blocks((FILE, 3), 0, &blocks(&[3]));
     kept.committed(FILE, mark, sent.file(FILE));
     assert!(kept.is_uncommitted(FILE));
 }
@@ -81,7 +110,7 @@ fn a_small_part_keeps_no_large_buffer_alive() {
     let kept = kept();
     for round in 0..100 {
         // Each write leaves one block of the one before.
-        kept.add_blocks(FILE, round, &blocks(&[round as u8; 64]));
+        kept.add_blocks((FILE, 3), round, &blocks(&[round as u8; 64]));
     }
     assert_eq!(contents(&kept, FILE).len(), 163);
     assert!(kept.bytes.get() <= 2 * 163 * BLOCK, "{} bytes", kept.bytes.get());
@@ -90,7 +119,7 @@ fn a_small_part_keeps_no_large_buffer_alive() {
 }
 
 fn change(number: u64) -> metadata::Change {
-    metadata::Change { number, time: Time::from_ns(7) }
+    metadata::Change { number, time: Time::from_ns(7), ..metadata::Change::default() }
 }
 
 #[test]
@@ -161,10 +190,10 @@ fn a_full_memory_makes_writers_wait_for_a_sync() {
     let kept = kept();
     kept.set_most(2 * BLOCK);
     assert!(kept.pressed().now_or_never().is_none());
-    kept.add_blocks(FILE, 0, &blocks(&[1]));
+    kept.add_blocks((FILE, 3), 0, &blocks(&[1]));
     assert!(kept.pressed().now_or_never().is_some(), "at half of the bound");
     assert_eq!(kept.room().now_or_never(), Some(Ok(())));
-    kept.add_blocks(FILE, 1, &blocks(&[1]));
+    kept.add_blocks((FILE, 3), 1, &blocks(&[1]));
     let mut waits = Box::pin(kept.room());
     assert!((&mut waits).now_or_never().is_none());
     let full = Failure::new(ErrorKind::NoSpace, "full");
@@ -180,8 +209,8 @@ fn a_full_memory_makes_writers_wait_for_a_sync() {
 #[test]
 fn a_client_of_the_process_of_the_service_keeps_nothing() {
     let kept = Kept::default();
-    kept.add_blocks(FILE, 0, &blocks(&[1]));
-    kept.add_space(FILE, SpaceChange::Zero, 0..1);
+    kept.add_blocks((FILE, 3), 0, &blocks(&[1]));
+    kept.add_space((FILE, 3), SpaceChange::Zero, 0..1);
     let sent = SentChanges::default();
     kept.add_change((Kind::Unlink, Branch::MAIN, 64), b"", (change(1), 0), sent.names());
     assert!(!kept.is_on() && kept.files().is_empty() && kept.changes().is_empty());

@@ -93,6 +93,8 @@ pub(crate) async fn rename(
     match (to.entry, to.free) {
         (Some(_), _) if request.no_replace => return Err(Errno::EXIST.into()),
         (None, _) if request.exchange => return Err(Errno::NOENT.into()),
+        // The first time there were two inodes.
+        (Some((_, other)), _) if other.ino == moved.ino && is_repeat => return Err(MetaError::Differs),
         (Some((_, other)), _) if other.ino == moved.ino => {
             return Ok(RenameReply::default().encode_to_vec());
         }
@@ -117,6 +119,9 @@ pub(crate) async fn rename(
             touched.get(to_dir).add_entries(1)?;
         }
     }
+    let gone = removed.filter(|ino| touched.get(*ino).nlink == 0);
+    // Without a whiteout: that gets another number when it is repeated.
+    let change = turn.change_of(touched.inodes.values(), gone)?;
     if request.whiteout {
         let ino = turn.new_ino().await?;
         leave_whiteout((parts, &turn), ino, &mut touched, &request, from_cookie, &mut writes)?;
@@ -132,7 +137,7 @@ pub(crate) async fn rename(
         Some(ino) => Some(parts.attr(touched.get(ino)).await?),
         None => None,
     };
-    let reply = RenameReply { replaced, change: Some(turn.change()) }.encode_to_vec();
+    let reply = RenameReply { replaced, change: Some(change) }.encode_to_vec();
     turn.commit(who, writes, touched.inodes.into_values().collect(), &reply).await?;
     if let Some(ino) = removed {
         parts.reap_if_removed(ino);

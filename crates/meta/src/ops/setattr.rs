@@ -12,7 +12,7 @@ use penstock_base::{BLOCK_BYTES, FileId, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{Behind, ChunkError, Known};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
-use penstock_wire::metadata::{CAPABILITY, SetAttrRequest, StatFsReply, Time};
+use penstock_wire::metadata::{CAPABILITY, Change, SetAttrRequest, StatFsReply, Time};
 use prost::Message;
 use rustix::io::Errno;
 
@@ -121,14 +121,16 @@ pub(crate) async fn set_attr(
             // Also if the file grows: data that a crash left behind its end must not become part of its
             // contents.
             inode.count_truncation()?;
+            inode.truncations = inode.truncations.max(turn.first_truncations());
             truncated_to = Some((size.min(inode.size), Behind::of(size, inode.size)));
         }
         inode.size = if request.grow { size.max(inode.size) } else { size };
     }
     let mut attr = parts.attr(&inode).await?;
     let (file, owner) = (FileId::main(inode.ino), inode.owner());
+    let change = turn.change_of([&inode], None)?;
     let Some((size, behind)) = truncated_to else {
-        let reply = encode_changed(&turn, attr);
+        let reply = encode_changed(change, attr);
         match inode.kind() == FileKind::Regular && owner != owner_before {
             // Its blocks are counted to the new owner in the same transaction.
             true => {
@@ -148,7 +150,8 @@ pub(crate) async fn set_attr(
         // As long as the transaction is not committed, nobody has counted what it leaves.
         attr.blocks = attr.blocks.min(size.div_ceil(BLOCK_BYTES as u64));
     }
-    let reply = encode_changed(&turn, attr.clone());
+    let change = Change { truncations: inode.truncations, ..change };
+    let reply = encode_changed(change, attr.clone());
     let first_block = size.div_ceil(BLOCK_BYTES as u64);
     assert!(first_block <= until, "the steps stopped behind the new end");
     let known = Known { truncations: inode.truncations, owner };
@@ -163,7 +166,7 @@ pub(crate) async fn set_attr(
     if let Ok(blocks) = parts.chunks.held_or_row(file) {
         attr.blocks = blocks;
     }
-    Ok(encode_changed(&turn, attr))
+    Ok(encode_changed(change, attr))
 }
 
 /// Fails unless a user may make this change. Returns the request with what follows from it: a user sets no

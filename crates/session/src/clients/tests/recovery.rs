@@ -1,14 +1,14 @@
 //! The recovery after a restart: changes come again in their order, and all else waits.
 
 use super::*;
-use penstock_wire::metadata::{Change, RepeatRequest, Time};
+use penstock_wire::metadata::{Change, RepeatRequest};
 
 type Log = Rc<RefCell<Vec<u64>>>;
 
 /// A session repeats the change of this number, which takes a moment. Adds it to the log when it is done.
 async fn repeat(clients: Rc<Clients>, env: Env, session: u64, number: u64, log: Log) {
     let header = Header { session, ..Header::request(Kind::Repeat) };
-    let change = Change { number, time: Time::default() };
+    let change = Change { number, ..Change::default() };
     let start = GENERATION;
     let body = RepeatRequest { kind: 0, body: Vec::new(), change, made: 0, start }.encode_to_vec();
     clients.hear(&header).unwrap();
@@ -193,7 +193,7 @@ fn a_repeat_for_another_start_gets_no_turn() {
     after_a_restart(&[FIRST], async |bench| {
         let header = Header { session: FIRST, ..Header::request(Kind::Repeat) };
         let body = |number, start| {
-            let change = Change { number, time: Time::default() };
+            let change = Change { number, ..Change::default() };
             RepeatRequest { kind: 0, body: Vec::new(), change, made: 0, start }.encode_to_vec()
         };
         for (number, start, kind) in [

@@ -29,9 +29,8 @@ use std::time::Duration;
 /// Time for the last writes of a session before its end is reported. Its leases and locks go when they have
 /// ended.
 const LAST_WRITES: Duration = Duration::from_secs(1);
-/// Most changes that one start of the service makes: those of centuries. A client may repeat none with a
-/// number above those of all starts before, so that the numbers cannot be used up.
-const CHANGES_OF_START: u64 = 1 << 44;
+/// The last number of a change that a client may repeat: there are numbers for all changes after it.
+const LAST_CHANGE: u64 = 1 << 62;
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
 const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
@@ -109,8 +108,7 @@ impl MetaTarget {
             return Ok(Vec::new());
         }
         let kind = u16::try_from(kind).ok().and_then(Kind::from_u16).filter(|kind| kind.changes_names());
-        let last = self.parts.chunks.generation().saturating_mul(CHANGES_OF_START);
-        let is_made = change.number <= last && change.time.is_valid();
+        let is_made = change.number <= LAST_CHANGE && change.time.is_valid();
         let kind = kind.filter(|_| who.user == 0 && who.sequence != 0 && is_made);
         let Some(kind) = kind else {
             self.parts.clients.note_refused_repeat();

@@ -9,9 +9,9 @@ use penstock_base::{BLOCK_BYTES, Branch, ErrorKind, Id128, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{ChunkError, FileUse, Owner};
 use penstock_session::Request;
 use penstock_wire::metadata::{
-    AttrReply, HelloReply, HelloRequest, LeaseReply, LeaseRequest, LockChange, LockRequest, MakeRequest,
-    OpenCount, PingRequest, ReadDirReply, ReadDirRequest, SetAttrRequest, StatFsReply, Time, WatchReply,
-    WatchRequest,
+    AttrReply, Change, HelloReply, HelloRequest, LeaseReply, LeaseRequest, LockChange, LockRequest,
+    MakeRequest, NameRequest, OpenCount, PingRequest, ReadDirReply, ReadDirRequest, RepeatRequest,
+    SetAttrRequest, StatFsReply, Time, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Header, Kind};
 use prost::Message;
@@ -402,6 +402,77 @@ fn a_repeat_gets_its_outcome_although_others_owe_everything() {
         let later = Header { sequence: 65, ..header };
         assert!(bed.meta.serve(&later, &body).await.unwrap_err().is_ask_again(), "a new one waits");
         assert_eq!(bed.meta.serve(&header, &body).await.unwrap(), first, "it was carried out");
+    });
+}
+
+/// Regression: a file was made and opened, the reply is lost, and the service is started again. The client
+/// reported what it had open before it knew of the file, and nobody counted the open.
+#[test]
+fn a_file_that_was_made_before_a_restart_is_open_once_its_reply_arrives() {
+    run(async |bed| {
+        let own = remote_session(bed).await;
+        let (name, mode) = (b"f".to_vec(), 0o100_644);
+        let make = MakeRequest { dir: ROOT.0, name, mode, open: true, ..MakeRequest::default() };
+        let header = Header { session: own, sequence: 64, ..Header::request(Kind::Make) };
+        let first = bed.meta.serve(&header, &make.encode_to_vec()).await.unwrap();
+        let file = AttrReply::decode(&first[..]).unwrap().attr.unwrap().file();
+        bed.meta.serve(&header, &make.encode_to_vec()).await.unwrap();
+        assert_eq!(opens(bed, own), 1, "a repeat opens nothing");
+        bed.meta.sync().await.unwrap();
+        bed.crash().await;
+        let start = bed.chunks.generation();
+        let ping = PingRequest { reclaimed: true, start, ..PingRequest::default() };
+        bed.meta.clients().reclaim(own, &ping).unwrap();
+        assert!(!bed.meta.clients().has_open(own, file));
+        assert_eq!(bed.meta.serve(&header, &make.encode_to_vec()).await.unwrap(), first);
+        assert!(bed.meta.clients().has_open(own, file));
+        bed.remove("f").await.unwrap();
+        bed.world.env().sleep(Duration::from_secs(5)).await;
+        assert_eq!(bed.inode(file.ino).await.unwrap().nlink, 0, "it is open, and stays");
+    });
+}
+
+/// The number of inodes that a session has open.
+fn opens(bed: &Bed, session: u64) -> u64 {
+    let sessions = bed.meta.clients().sessions();
+    sessions.into_iter().find(|info| info.id == session).unwrap().open_inodes
+}
+
+/// A repeat that would change other inodes than the first time is refused, and counted.
+#[test]
+fn a_repeat_on_other_inodes_is_refused_and_told() {
+    run(async |bed| {
+        let own = remote_session(bed).await;
+        bed.meta.clients().join(own).unwrap();
+        let (removed, there) = (bed.add("f").await.unwrap(), bed.add("g").await.unwrap());
+        let serve = async |bed: &Bed, kind, sequence, body: Vec<u8>| {
+            let header = Header { session: own, sequence, ..Header::request(kind) };
+            bed.meta.serve(&header, &body).await
+        };
+        let name = |name: &[u8]| {
+            NameRequest { dir: ROOT.0, name: name.to_vec(), ..NameRequest::default() }.encode_to_vec()
+        };
+        bed.meta.sync().await.unwrap();
+        let reply = serve(bed, Kind::Unlink, 64, name(b"f")).await.unwrap();
+        let change = AttrReply::decode(&reply[..]).unwrap().change.unwrap();
+        assert_eq!(change.removed, removed.0);
+        bed.crash().await;
+        // Meanwhile the name means another inode.
+        bed.remove("f").await.unwrap();
+        bed.link(there, "f").await.unwrap();
+        let kind = Kind::Unlink as u32;
+        let start = bed.chunks.generation();
+        let repeat = RepeatRequest { kind, body: name(b"f"), change, made: 0, start };
+        let before = bed.meta.clients().unreported();
+        let failure = serve(bed, Kind::Repeat, 64, repeat.encode_to_vec()).await.unwrap_err();
+        assert!(failure.message.contains("other inodes"), "{failure}");
+        assert_eq!(bed.meta.clients().unreported(), before + 1);
+        assert_eq!(bed.inode(there).await.unwrap().nlink, 2);
+        // A number that no start has given.
+        let change = Change { number: u64::MAX, ..change };
+        let repeat = RepeatRequest { change, ..repeat };
+        serve(bed, Kind::Repeat, 128, repeat.encode_to_vec()).await.unwrap_err();
+        assert_eq!(bed.meta.clients().unreported(), before + 2);
     });
 }
 

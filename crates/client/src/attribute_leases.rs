@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Most leases on attributes.
 const MOST: usize = 1 << 15;
 /// Time after the last use of a lease after which it is given back. The kernel has nothing by it then.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(3);
 /// Time between two looks for idle leases.
 const LOOK: Duration = Duration::from_secs(2);
 

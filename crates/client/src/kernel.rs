@@ -22,9 +22,11 @@ pub trait KernelCache {
     fn forget_attributes(&self, _file: FileId) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
     }
-    /// Drops all listings of directories in the background. After a restart one may name what is lost, and
+    /// Drops all listings of directories. After a restart one may name what is lost, and
     /// the directory's times may be the same. A kernel that keeps none has nothing to do.
-    fn drop_listings(&self) {}
+    fn drop_listings(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
     /// Drops the pages that programs see, of files with these sizes, while no request is answered. Pages that
     /// requests have locked stay and are not waited for. If that has not succeeded `within` this time while
     /// the lapse still `lasts`, the mount serves nothing any more.

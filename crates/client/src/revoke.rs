@@ -139,8 +139,13 @@ async fn sync_at_last(session: &Session, file: FileId, era: Era) -> Result<(), F
         }
         attempts += 1;
     };
-    tracing::error!(%failure, %file, "writes are lost: another client wants the file");
-    session.lose(file);
+    let is_unsent = session.files().with(file, |state| state.has_unsynced_writes()) == Some(true);
+    if is_unsent || session.kept().is_uncommitted(file) {
+        tracing::error!(%failure, %file, "writes are lost: another client wants the file");
+        session.lose(file);
+    } else {
+        tracing::error!(%failure, %file, "another client gets a file that is not durable yet");
+    }
     Err(failure)
 }
 

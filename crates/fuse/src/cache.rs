@@ -180,6 +180,11 @@ impl Cache {
         self.given.borrow_mut().attributes(file, self.env.now());
     }
 
+    /// The time until which the kernel uses a name of a directory; none if it has not got it.
+    pub(crate) fn name_ends(&self, dir: FileId, name: &[u8]) -> Option<Duration> {
+        self.given.borrow().name_ends(dir, name, self.env.now())
+    }
+
     /// The kernel gets a name of a directory under a lease.
     pub(crate) fn gives_name(&self, dir: FileId, name: &[u8]) {
         self.given.borrow_mut().name(dir, name, self.env.now());
@@ -389,17 +394,16 @@ impl KernelCache for Cache {
         })
     }
 
-    fn drop_listings(&self) {
+    fn drop_listings(&self) -> LocalBoxFuture<'_, ()> {
         let (device, sending, nodes) = (self.device.clone(), self.sending.clone(), self.nodes.directories());
-        let drop_them = async move {
+        Box::pin(async move {
             let _turn = sending.acquire().await;
             let drop_all =
                 move || nodes.iter().try_for_each(|node| drop_pages_now(&device, *node, 0..u64::MAX));
             if let Err(error) = penstock_worker::blocking(drop_all).await {
                 tracing::error!(%error, "the kernel does not drop listings of directories: they may be stale");
             }
-        };
-        self.env.spawn("drop listings", Box::pin(drop_them));
+        })
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {

@@ -82,6 +82,13 @@ impl AllGiven {
         self.of(dir, now).name(name, now);
     }
 
+    /// The time until which the kernel uses a name of a directory; none if it has not got it.
+    pub(crate) fn name_ends(&self, dir: FileId, name: &[u8], now: Duration) -> Option<Duration> {
+        let given = self.inodes.get(&dir)?;
+        let last = given.names.get(name).copied().max(given.more)?;
+        Some(ends(last)).filter(|end| now < *end)
+    }
+
     /// Takes what the kernel has of an inode.
     pub(crate) fn take(&mut self, file: FileId) -> Option<Given> {
         self.inodes.remove(&file)
@@ -110,6 +117,9 @@ mod tests {
         all.name(DIR, b"old", NOW);
         all.attributes(DIR, NOW + VALID);
         all.name(DIR, b"new", NOW + VALID);
+        assert_eq!(all.name_ends(DIR, b"old", NOW + VALID), Some(NOW + VALID + TICKS));
+        assert_eq!(all.name_ends(DIR, b"old", NOW + VALID + TICKS), None);
+        assert_eq!(all.name_ends(DIR, b"none", NOW), None);
         let given = all.take(DIR).expect("it got something");
         assert!(all.take(DIR).is_none(), "it is taken");
         assert_eq!(given.settled(NOW + VALID), Some(NOW + VALID + TAKEN));
@@ -123,6 +133,7 @@ mod tests {
         let mut all = AllGiven::default();
         (0..MOST_NAMES + 5).for_each(|number| all.name(DIR, number.to_string().as_bytes(), NOW));
         assert_eq!(all.inodes[&DIR].names.len(), MOST_NAMES);
+        assert!(all.name_ends(DIR, b"any", NOW).is_some(), "it may be one of those left out");
         all.name(DIR, b"0", NOW + VALID);
         let (names, until) = all.take(DIR).expect("names").names(NOW + VALID);
         assert_eq!((names, until), (None, NOW + 2 * VALID + TICKS));

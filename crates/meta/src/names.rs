@@ -276,15 +276,11 @@ impl Deref for Turn<'_> {
 }
 
 impl Turn<'_> {
-    /// The change that is made to these inodes, of which one loses its last name. Fails if it is repeated and
-    /// was made to others the first time: names that it depends on may be lost, so that it would destroy what
-    /// nobody meant.
-    pub(crate) fn change_of<'b>(
-        &self,
-        inodes: impl IntoIterator<Item = &'b Inode>,
-        removed: Option<Ino>,
-    ) -> Result<Change, MetaError> {
-        let touched = digest(inodes.into_iter().map(|inode| inode.ino).collect());
+    /// The change that is made to these inodes, in the order of their roles, of which one loses its last
+    /// name. Fails if it is repeated and was made to others the first time, or to these in other roles: names
+    /// that it depends on may be lost, so that it would destroy what nobody meant.
+    pub(crate) fn change_of(&self, inodes: &[Ino], removed: Option<Ino>) -> Result<Change, MetaError> {
+        let touched = digest(inodes);
         let removed = removed.map_or(0, |ino| ino.0);
         match self.repeats {
             Some(Repeat { change: first, .. })
@@ -294,6 +290,12 @@ impl Turn<'_> {
             }
             _ => Ok(Change { touched, removed, ..self.change }),
         }
+    }
+
+    /// The inode that lost its last name by the change the first time, if it is repeated.
+    pub(crate) fn first_removed(&self) -> Option<Ino> {
+        let removed = self.repeats.map_or(0, |repeat| repeat.change.removed);
+        (removed > 0).then_some(Ino(removed))
     }
 
     /// The truncate generation that a truncation which is repeated left the first time; 0 for others. Writes
@@ -507,9 +509,8 @@ impl Turn<'_> {
     }
 }
 
-/// A digest of inode numbers, which depends on no order: FNV-1a of them, sorted.
-fn digest(mut inodes: Vec<Ino>) -> u64 {
-    inodes.sort_unstable();
+/// A digest of inode numbers in their order: FNV-1a.
+fn digest(inodes: &[Ino]) -> u64 {
     let bytes = inodes.iter().flat_map(|ino| ino.0.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -29,7 +29,8 @@ use std::time::Duration;
 /// Time for the last writes of a session before its end is reported. Its leases and locks go when they have
 /// ended.
 const LAST_WRITES: Duration = Duration::from_secs(1);
-/// The last number of a change that a client may repeat: there are numbers for all changes after it.
+/// The last number of a change that a client may repeat, and the last truncate generation that one may leave:
+/// there are numbers for all changes after it.
 const LAST_CHANGE: u64 = 1 << 62;
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
 const NAME_BYTES: usize = 256;
@@ -83,11 +84,11 @@ impl MetaTarget {
         if kind != Kind::Make || who.user != 0 || !MakeRequest::decode(body).map_err(MetaError::from)?.open {
             return Ok(());
         }
-        let attr = AttrReply::decode(&reply[..]).map_err(MetaError::from)?.attr.unwrap_or_default();
-        let (ino, is_counted) = (Ino(attr.ino), self.parts.clients.has_open(who.session, attr.file()));
-        if is_counted || self.parts.clients.owes_opens(who.session) {
+        if self.parts.clients.owes_opens(who.session) || !self.parts.clients.take_read_back(who) {
             return Ok(());
         }
+        let attr = AttrReply::decode(&reply[..]).map_err(MetaError::from)?.attr.unwrap_or_default();
+        let ino = Ino(attr.ino);
         self.parts.open(who.session, ino)?;
         let found = self.parts.names.inode(ino).await;
         if found.is_err() {
@@ -108,7 +109,7 @@ impl MetaTarget {
             return Ok(Vec::new());
         }
         let kind = u16::try_from(kind).ok().and_then(Kind::from_u16).filter(|kind| kind.changes_names());
-        let is_made = change.number <= LAST_CHANGE && change.time.is_valid();
+        let is_made = change.number.max(change.truncations) <= LAST_CHANGE && change.time.is_valid();
         let kind = kind.filter(|_| who.user == 0 && who.sequence != 0 && is_made);
         let Some(kind) = kind else {
             self.parts.clients.note_refused_repeat();

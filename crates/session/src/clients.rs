@@ -627,6 +627,11 @@ impl Clients {
         self.sessions.borrow().has_open(session, file)
     }
 
+    /// True, once, if the result of a request is one that an earlier start has kept. The caller has found it.
+    pub fn take_read_back(&self, who: Request) -> bool {
+        self.sessions.borrow_mut().take_read_back(who)
+    }
+
     /// Ends one open of an inode by a session. Returns false if it has none, as after a restart.
     pub fn close(&self, session: u64, file: FileId) -> bool {
         self.sessions.borrow_mut().close(session, file)

@@ -528,7 +528,8 @@ impl Leases {
             return if self.is_called(Scope::Attributes, session, file, grant) { 0 } else { grant };
         }
         let is_wanted = self.waiting.first(file, |other| other != session).is_some()
-            || self.waiting.resizers(file).iter().any(|other| *other != session);
+            || self.waiting.resizers(file).iter().any(|other| *other != session)
+            || self.waiting.changers(file).iter().any(|other| *other != session);
         let may = self.alone.is_none()
             && self.may_get_leases(session)
             && !self.calls.owes_everything(session)
@@ -587,11 +588,15 @@ impl Leases {
     }
 
     /// Tells the sessions to ask again that wait to change the attributes of an inode, if they may now.
+    /// Otherwise all that are left in the way have been called.
     fn serve_changers(&mut self, file: FileId) {
         for session in self.waiting.changers(file) {
-            if self.attributes.of_others(session, file).is_empty() {
+            let others = self.attributes.of_others(session, file);
+            if others.is_empty() {
                 self.waiting.end_change(file, session);
                 self.tell(session, News::again);
+            } else {
+                self.call_back(Scope::Attributes, file, &others);
             }
         }
     }

@@ -25,7 +25,7 @@ use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
 use penstock_wire::metadata::Change;
 use penstock_wire::{Failure, SLOTS};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Identifies a request, so that a repeat is answered from the slot table.
@@ -82,6 +82,8 @@ struct Session {
     is_leaving: bool,
     /// The last request of each slot: its sequence number and its outcome.
     results: BTreeMap<u64, (u64, Outcome)>,
+    /// The slots whose results an earlier start has kept.
+    read_back: BTreeSet<u64>,
     opens: BTreeMap<FileId, u64>,
     users: Users,
 }
@@ -198,6 +200,7 @@ impl Sessions {
             match (read, number.and_then(|number| sessions.live.get_mut(number))) {
                 (Some((_, sequence, body)), Some(session)) => {
                     session.results.insert(sequence % SLOTS, (sequence, Ok(body)));
+                    session.read_back.insert(sequence % SLOTS);
                 }
                 _ => {
                     writes.delete(key.to_vec());
@@ -234,7 +237,14 @@ impl Sessions {
         assert_ne!(who.sequence, 0, "a request without a sequence number has no slot");
         if let Some(session) = self.live.get_mut(&who.session) {
             session.results.insert(who.sequence % SLOTS, (who.sequence, outcome.clone()));
+            session.read_back.remove(&(who.sequence % SLOTS));
         }
+    }
+
+    /// True, once, if the result of a request is one that an earlier start has kept.
+    pub(crate) fn take_read_back(&mut self, who: Request) -> bool {
+        let session = self.live.get_mut(&who.session);
+        session.is_some_and(|session| session.read_back.remove(&(who.sequence % SLOTS)))
     }
 
     /// True while removed files must stay, because clients may have them open and have not reported it yet.

@@ -173,7 +173,7 @@ pub struct Change {
     /// The time that it counts as made at.
     #[prost(message, required, tag = "2")]
     pub time: Time,
-    /// A digest of the numbers of the inodes that it changed.
+    /// A digest of the numbers of the inodes that it changed, in the order of their roles.
     #[prost(uint64, tag = "3")]
     pub touched: u64,
     /// The inode that lost its last name by it; 0 for none.

@@ -64,7 +64,7 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
     let reply = AttrReply {
         attr: Some(inode.attr(0)),
         grant: opened.and_then(|access| asker.grant(&inode, access)),
-        change: Some(turn.change_of([&dir, &inode], None)?),
+        change: Some(turn.change_of(&[dir.ino, inode.ino], None)?),
         ..AttrReply::default()
     };
     let reply = reply.encode_to_vec();
@@ -206,7 +206,7 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
     dir.add_entries(1)?;
     dir.times[1] = now;
     dir.times[2] = now;
-    let reply = changed_reply(parts, turn.change_of([&dir, &inode], None)?, &inode).await?;
+    let reply = changed_reply(parts, turn.change_of(&[dir.ino, inode.ino], None)?, &inode).await?;
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     Ok(reply)
 }
@@ -235,7 +235,7 @@ pub(crate) async fn unlink(parts: &Parts, who: Request, request: NameRequest) ->
     dir.times[2] = now;
     let ino = inode.ino;
     turn.remove_name(&mut dir, &mut inode, &mut writes)?;
-    let change = turn.change_of([&dir, &inode], (inode.nlink == 0).then_some(ino))?;
+    let change = turn.change_of(&[dir.ino, inode.ino], (inode.nlink == 0).then_some(ino))?;
     let reply = changed_reply(parts, change, &inode).await?;
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     parts.reap_if_removed(ino);

@@ -120,8 +120,10 @@ pub(crate) async fn rename(
         }
     }
     let gone = removed.filter(|ino| touched.get(*ino).nlink == 0);
-    // Without a whiteout: that gets another number when it is repeated.
-    let change = turn.change_of(touched.inodes.values(), gone)?;
+    // Without a whiteout: that gets another number when it is repeated. A file that was replaced, and is not
+    // there any more, harms nobody.
+    let replaces = if there == 0 { turn.first_removed().unwrap_or(Ino(0)) } else { Ino(there) };
+    let change = turn.change_of(&[from_dir, to_dir, moved.ino, replaces], gone)?;
     if request.whiteout {
         let ino = turn.new_ino().await?;
         leave_whiteout((parts, &turn), ino, &mut touched, &request, from_cookie, &mut writes)?;

@@ -128,7 +128,7 @@ pub(crate) async fn set_attr(
     }
     let mut attr = parts.attr(&inode).await?;
     let (file, owner) = (FileId::main(inode.ino), inode.owner());
-    let change = turn.change_of([&inode], None)?;
+    let change = turn.change_of(&[inode.ino], None)?;
     let Some((size, behind)) = truncated_to else {
         let reply = encode_changed(change, attr);
         match inode.kind() == FileKind::Regular && owner != owner_before {

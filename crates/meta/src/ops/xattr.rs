@@ -156,7 +156,7 @@ pub(crate) async fn set_xattr(
         writes.put(key, encode_xattr(&request.value));
     }
     inode.times[2] = turn.now();
-    let reply = changed_reply(parts, turn.change_of([&inode], None)?, &inode).await?;
+    let reply = changed_reply(parts, turn.change_of(&[inode.ino], None)?, &inode).await?;
     turn.commit(who, writes, vec![inode], &reply).await?;
     Ok(reply)
 }
@@ -173,7 +173,7 @@ pub(crate) async fn remove_xattr(
     let mut inode = turn.inode(Ino(request.ino)).await?;
     if !asker.is_trusted() && request.name == DEFAULT && !inode.is_dir() {
         // There is none to remove, which Linux says without a look at the owner.
-        return changed_reply(parts, turn.change_of([&inode], None)?, &inode).await;
+        return changed_reply(parts, turn.change_of(&[inode.ino], None)?, &inode).await;
     }
     may_write(&asker, &inode, &request.name).await?;
     let key = xattr_key(inode.ino, &request.name);
@@ -184,7 +184,7 @@ pub(crate) async fn remove_xattr(
     let mut writes = WriteSet::new();
     writes.reclaims().delete(key);
     inode.times[2] = turn.now();
-    let reply = changed_reply(parts, turn.change_of([&inode], None)?, &inode).await?;
+    let reply = changed_reply(parts, turn.change_of(&[inode.ino], None)?, &inode).await?;
     turn.commit(who, writes, vec![inode], &reply).await?;
     Ok(reply)
 }

@@ -76,7 +76,7 @@ async fn named(client: &Client) -> BTreeSet<FileId> {
 /// put out of place, files that had been durable all the time, in three of these cases without an error.
 #[test]
 fn a_repeated_change_of_names_harms_no_other_inode() {
-    for case in ["rotate", "exchange", "which", "remove", "link"] {
+    for case in ["rotate", "exchange", "which", "remove", "link", "back", "roles"] {
         on_machine(7, async |site, machine| {
             let mut both = Both::begin(site, machine).await;
             let (dies, lives) = (both.dies.clone(), both.lives.clone());
@@ -110,6 +110,19 @@ fn a_repeated_change_of_names_harms_no_other_inode() {
                     lives.release(new).await.unwrap();
                     unlink(&lives, "y").await;
                 }
+                // The same inodes, and each where the other one was.
+                "back" => {
+                    rename(&dies, "x", "y", true).await;
+                    rename(&lives, "x", "y", true).await;
+                }
+                "roles" => {
+                    for (file, name) in files.iter().zip(["x2", "y2"]) {
+                        lives.link(*file, lives.root(), name.as_bytes()).await.unwrap();
+                    }
+                    lives.sync_all().await.unwrap();
+                    rename(&dies, "x", "y", true).await;
+                    rename(&lives, "x", "y", false).await;
+                }
                 _ => {
                     let (dir, mode) = (dies.root().ino.0, 0o040_755);
                     let request = MakeRequest { dir, name: b"n".to_vec(), mode, ..MakeRequest::default() };
@@ -126,6 +139,10 @@ fn a_repeated_change_of_names_harms_no_other_inode() {
                 assert!(there.contains(file), "{case}: {name} is gone from {there:?}");
                 let bytes = read(&lives, *file).await;
                 assert!(bytes == name.repeat(5000).as_bytes(), "{case}: {name}");
+            }
+            for (file, name) in files.iter().zip(["x", "y"]).filter(|_| matches!(case, "back" | "roles")) {
+                let found = lives.lookup(lives.root(), name.as_bytes()).await.unwrap().file();
+                assert_eq!(found, *file, "{case}: {name}, as it was durable");
             }
             assert!(lives.fsync(lives.root()).await.is_err(), "{case}: nobody is told");
             lives.sync_all().await.unwrap();

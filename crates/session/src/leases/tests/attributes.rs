@@ -58,6 +58,26 @@ fn an_exclusive_lease_and_the_attributes_of_others_exclude_each_other() {
     assert_eq!(attribute_calls(&leases, FILE).len(), 1, "it may cache the size");
 }
 
+/// Regression: a client answered a call later than the time for which nobody else gets a lease. Another one
+/// had got one meanwhile and was not called, and who wanted to change the inode waited for as long as it was
+/// looked at.
+#[test]
+fn nobody_gets_a_lease_while_another_one_waits_to_change_the_inode() {
+    const FILE: FileId = FileId::of_numbers(0, 7);
+    let now = Duration::from_secs(100);
+    let mut leases = three_sessions();
+    assert!(leases.grant_attributes(FIRST, FILE, now) > 0);
+    assert_eq!(leases.ask_to_change(SECOND, &[FILE], now), Asked::Waits);
+    let later = now + Duration::from_secs(60);
+    assert_eq!(leases.grant_attributes(THIRD, FILE, later), 0);
+    let [(FIRST, call)] = attribute_calls(&leases, FILE)[..] else { panic!("one call") };
+    // The client that waits may get one itself.
+    assert!(leases.grant_attributes(SECOND, FILE, later) > 0);
+    leases.answered(FIRST, call);
+    assert!(news(&mut leases, SECOND).again > 0);
+    assert_eq!(leases.ask_to_change(SECOND, &[FILE], later), Asked::Now(()));
+}
+
 /// The end of a session, a release and a time alone end leases on attributes.
 #[test]
 fn leases_on_attributes_end_with_their_session() {

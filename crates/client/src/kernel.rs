@@ -22,8 +22,8 @@ pub trait KernelCache {
     fn forget_attributes(&self, _file: FileId) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
     }
-    /// Drops all listings of directories. After a restart one may name what is lost, and
-    /// the directory's times may be the same. A kernel that keeps none has nothing to do.
+    /// Drops all listings of directories. After a restart one may name what is lost, and the times of the
+    /// directory may be the same. A kernel that keeps none has nothing to do.
     fn drop_listings(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
     }

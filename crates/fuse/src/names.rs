@@ -11,6 +11,9 @@ use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// A name in a directory.
+type Place<'a> = (FileId, &'a [u8]);
+
 /// Most times that a rename waits until the kernel does not use the old name any more, a second each.
 const MOST_WAITS: u32 = 10;
 
@@ -147,40 +150,38 @@ impl Session {
             start: 0,
             found: None,
         };
-        let (old, new) = (request.file, self.file(new_dir)?);
-        let mut moves = vec![(old, rename.name.clone(), new, rename.new_name.clone())];
-        if rename.exchange {
-            moves.push((new, rename.new_name.clone(), old, rename.name.clone()));
-        }
-        self.names_move(moves).await?;
+        let old = (request.file, request.name(skip, 0)?);
+        let new = (self.file(new_dir)?, request.name(skip, 1)?);
+        let moves = [(old, new), (new, old)];
+        self.names_move(if rename.exchange { &moves } else { &moves[..1] }).await?;
         let replaced =
             self.client.rename(request.file.branch, rename).await.map_err(|failure| errno(&failure))?;
         replaced.iter().for_each(|attr| self.nodes.unlinked(attr));
         Ok(Answer::Done)
     }
 
-    /// The kernel is about to move names: directory and name, before and after. It goes on using each for as
-    /// long as it would have used the old one, so the new directory must have a lease by then, under which
-    /// the name can be told to expire. If there is none to be had, the old names expire first.
-    async fn names_move(&self, moves: Vec<(FileId, Vec<u8>, FileId, Vec<u8>)>) -> Result<(), Errno> {
-        for (dir, name, _, _) in &moves {
-            for _ in 0..MOST_WAITS {
-                let Some(end) = self.cache.name_ends(*dir, name) else { break };
-                let has_lease = |dir| self.client.caches_names(dir, self.client.lease_on_names(dir));
-                let targets = || moves.iter().map(|(_, _, dir, _)| *dir);
-                if !targets().all(has_lease) {
-                    for dir in targets() {
-                        self.client.get_attr(dir).await.map_err(|failure| errno(&failure))?;
-                    }
+    /// The kernel is about to move names from one place to another. It goes on using each for as long as it
+    /// would have used the old one, so the new directory must have a lease by then, under which the name can
+    /// be told to expire. If there is none to be had, the old names expire first.
+    async fn names_move(&self, moves: &[(Place<'_>, Place<'_>)]) -> Result<(), Errno> {
+        let env = self.cache.env();
+        for _ in 0..MOST_WAITS {
+            let ends = moves.iter().filter_map(|((dir, name), _)| self.cache.name_ends(*dir, name));
+            let Some(end) = ends.max() else { break };
+            let has_lease = |(_, (dir, _)): &(Place<'_>, Place<'_>)| {
+                self.client.caches_names(*dir, self.client.lease_on_names(*dir))
+            };
+            if !moves.iter().all(has_lease) {
+                for (_, (dir, _)) in moves {
+                    self.client.get_attr(*dir).await.map_err(|failure| errno(&failure))?;
                 }
-                if targets().all(has_lease) {
-                    // In the same step: a lease that is revoked from here on takes the new names with it.
-                    moves.iter().for_each(|(_, _, dir, name)| self.cache.gives_name(*dir, name));
-                    break;
-                }
-                let env = self.cache.env();
-                env.sleep(end.saturating_sub(env.now())).await;
             }
+            if moves.iter().all(has_lease) {
+                // In the same step: a lease that is revoked from here on takes the new names with it.
+                moves.iter().for_each(|(_, (dir, name))| self.cache.gives_name(*dir, name));
+                break;
+            }
+            env.sleep(end.saturating_sub(env.now())).await;
         }
         Ok(())
     }

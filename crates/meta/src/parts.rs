@@ -127,26 +127,27 @@ impl Parts {
         self.fresh.borrow_mut().made(session, ino);
     }
 
-    /// The number of the last inode that was made, for [`Self::are_durable`].
-    pub(crate) fn last_made(&self) -> u64 {
-        self.fresh.borrow().last()
+    /// Runs `flush`, which makes all rows durable that were written before it.
+    pub(crate) async fn durably<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), MetaError>
+    where
+        MetaError: From<E>,
+    {
+        let upto = self.fresh.borrow().last();
+        flush.await?;
+        self.fresh.borrow_mut().are_durable(upto);
+        Ok(())
     }
 
-    /// The inodes up to this number are durable.
-    pub(crate) fn are_durable(&self, upto: u64) {
-        self.fresh.borrow_mut().are_durable(upto);
+    /// Makes all rows durable.
+    pub(crate) async fn flush(&self) -> Result<(), MetaError> {
+        self.durably(self.names.kv().flush()).await
     }
 
     /// Makes an inode durable that another session has made just now, before this one opens it: what it
     /// writes would have no place after a crash with which the other client ends.
     pub(crate) async fn settle(&self, session: u64, ino: Ino) -> Result<(), MetaError> {
         let is_fresh = self.fresh.borrow().is_by_another(session, ino);
-        if is_fresh {
-            let upto = self.last_made();
-            self.names.kv().flush().await?;
-            self.are_durable(upto);
-        }
-        Ok(())
+        if is_fresh { self.flush().await } else { Ok(()) }
     }
 
     /// Keeps new uses of an inode away until the result is dropped; none if it is in use.
@@ -223,16 +224,16 @@ impl Parts {
     /// The attributes of an inode as it is, with `lease` under a lease of the session that asks, if it gets
     /// one.
     pub(crate) async fn attr_leased(&self, who: Request, ino: Ino, lease: bool) -> Result<Attr, MetaError> {
-        let lease = if lease { self.lease_attributes(who, ino) } else { 0 };
+        let lease = self.lease_attributes(who, ino, lease);
         Ok(Attr { lease, ..self.attr_now(ino).await? })
     }
 
-    /// Grants the session that asks a lease on attributes. Returns its number; 0 for none, as for the users
-    /// of a gateway.
-    pub(crate) fn lease_attributes(&self, who: Request, ino: Ino) -> u64 {
-        match who.user {
-            0 => self.clients.grant_attributes(who.session, FileId::main(ino)),
-            _ => 0,
+    /// Grants the session that asks a lease on attributes, if it `wants` one. Returns its number; 0 for none,
+    /// as for the users of a gateway.
+    pub(crate) fn lease_attributes(&self, who: Request, ino: Ino, wants: bool) -> u64 {
+        match wants && who.user == 0 {
+            true => self.clients.grant_attributes(who.session, FileId::main(ino)),
+            false => 0,
         }
     }
 

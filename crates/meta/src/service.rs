@@ -59,14 +59,11 @@ impl MetaTarget {
                 // In the slot: a repeat of a request that was carried out must get its outcome, and not be
                 // asked to be sent again, which the client does in another slot.
                 let _changing = self.check_others(who, header, body).await?;
-                match self.dispatch(header.kind, who, body).await {
-                    Err(MetaError::Waits) => Err(MetaError::Waits.into()),
-                    outcome => {
-                        let outcome = outcome.map_err(Failure::from);
-                        slot.keep(&outcome);
-                        outcome
-                    }
+                let outcome = self.dispatch(header.kind, who, body).await.map_err(Failure::from);
+                if !outcome.as_ref().is_err_and(Failure::is_ask_again) {
+                    slot.keep(&outcome);
                 }
+                outcome
             }
         }
     }
@@ -461,7 +458,7 @@ impl MetaTarget {
                 parts.clients.quiet(id).await;
                 cut_tails(&parts, id).await;
                 // Others build on the generations that this has given.
-                if let Err(error) = parts.names.kv().flush().await {
+                if let Err(error) = parts.flush().await {
                     tracing::warn!(%error, session = id, "the cuts of its files are not durable yet");
                 }
                 forget_session(&parts, id);

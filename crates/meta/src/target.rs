@@ -137,10 +137,7 @@ impl MetaTarget {
 
     /// Makes every acknowledged operation durable.
     pub async fn sync(&self) -> Result<(), MetaError> {
-        let upto = self.parts.last_made();
-        self.parts.chunks.sync().await?;
-        self.parts.are_durable(upto);
-        Ok(())
+        self.parts.durably(self.parts.chunks.sync()).await
     }
 
     /// Paths of inodes, from the root. An inode without a name has none. A path that cannot be followed up to

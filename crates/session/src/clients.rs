@@ -622,11 +622,6 @@ impl Clients {
         self.sessions.borrow_mut().open(session, file)
     }
 
-    /// True if a session has an inode open.
-    pub fn has_open(&self, session: u64, file: FileId) -> bool {
-        self.sessions.borrow().has_open(session, file)
-    }
-
     /// True, once, if the result of a request is one that an earlier start has kept. The caller has found it.
     pub fn take_read_back(&self, who: Request) -> bool {
         self.sessions.borrow_mut().take_read_back(who)

@@ -173,7 +173,7 @@ impl Leases {
     }
 
     fn call_everything(&mut self, session: u64) {
-        self.call(Call::revocation_of_all(session, self.last));
+        self.call(Call::revocation(Scope::Data, session, None, self.last));
         self.given_up.retain(|(other, _)| *other != session);
     }
 
@@ -320,9 +320,8 @@ impl Leases {
             }
             !holders.is_empty()
         });
-        let freed_attributes = self.attributes.end_all(session, u64::MAX);
+        freed.extend(self.attributes.end_all(session, u64::MAX));
         let owed_everything = self.calls.owes_everything(session);
-        freed.extend(&freed_attributes);
         for call in self.calls.remove_all(session) {
             freed.extend(call.file);
             // Nobody has a newer state of the file any more.
@@ -339,7 +338,6 @@ impl Leases {
             true => self.serve_all_waiting(),
             false => freed.into_iter().for_each(|file| self.serve_waiting(file)),
         }
-        freed_attributes.into_iter().for_each(|file| self.serve_changers(file));
         self.serve_joining();
     }
 
@@ -378,7 +376,7 @@ impl Leases {
             && !self.owes_everything(|other| other != session)
     }
 
-    /// Looks again at the requests that wait for a file.
+    /// Looks again at the requests that wait for a file or for its attributes.
     fn serve_waiting(&mut self, file: FileId) {
         while let Some(Wanted { session, exclusive }) =
             self.waiting.first(file, |session| self.may_get_leases(session))
@@ -389,6 +387,15 @@ impl Leases {
         for session in self.waiting.resizers(file) {
             if self.try_resize(session, file).is_some() {
                 self.tell(session, News::again);
+            }
+        }
+        for session in self.waiting.changers(file) {
+            let others = self.attributes.of_others(session, file);
+            if others.is_empty() {
+                self.waiting.end_change(file, session);
+                self.tell(session, News::again);
+            } else {
+                self.call_back(Scope::Attributes, file, &others);
             }
         }
     }
@@ -515,7 +522,7 @@ impl Leases {
     fn call_back(&mut self, scope: Scope, file: FileId, holders: &[(u64, u64)]) {
         for (session, grant) in holders.iter().copied() {
             if !self.is_called(scope, session, file, grant) {
-                self.call(Call::revocation(scope, session, file, grant));
+                self.call(Call::revocation(scope, session, Some(file), grant));
             }
         }
     }
@@ -549,8 +556,7 @@ impl Leases {
     /// until no other session caches them.
     pub(crate) fn ask_to_change(&mut self, session: u64, files: &[FileId], now: Duration) -> Asked<()> {
         let know = |file: &FileId| (*file, self.attributes.of_others(session, *file));
-        let mut known: Vec<(FileId, Vec<(u64, u64)>)> = files.iter().map(know).collect();
-        known.retain(|(_, others)| !others.is_empty());
+        let known: Vec<_> = files.iter().map(know).filter(|(_, others)| !others.is_empty()).collect();
         if known.is_empty() {
             self.attributes.begin_change(session, files);
             return Asked::Now(());
@@ -579,26 +585,6 @@ impl Leases {
         }
         self.waiting.join(session);
         Asked::Waits
-    }
-
-    /// A session has given back its lease on the attributes of an inode.
-    fn end_attributes(&mut self, session: u64, file: FileId, grant: u64) {
-        self.attributes.end(session, file, grant);
-        self.serve_changers(file);
-    }
-
-    /// Tells the sessions to ask again that wait to change the attributes of an inode, if they may now.
-    /// Otherwise all that are left in the way have been called.
-    fn serve_changers(&mut self, file: FileId) {
-        for session in self.waiting.changers(file) {
-            let others = self.attributes.of_others(session, file);
-            if others.is_empty() {
-                self.waiting.end_change(file, session);
-                self.tell(session, News::again);
-            } else {
-                self.call_back(Scope::Attributes, file, &others);
-            }
-        }
     }
 
     /// Asks other sessions that may have unsynced changes of a file to sync them. The outcome comes under the
@@ -657,7 +643,7 @@ impl Leases {
                 let (tickets, errno) = call.into_tickets();
                 self.end_syncs(tickets, errno);
             }
-            Some(file) if call.scope == Scope::Attributes => self.end_attributes(session, file, call.grant),
+            Some(file) if call.scope == Scope::Attributes => self.attributes.end(session, file, call.grant),
             Some(file) => {
                 self.end_held(session, file, call.grant);
                 if self.calls.owes_everything(session) {
@@ -674,9 +660,7 @@ impl Leases {
                     }
                     !holders.is_empty()
                 });
-                for file in self.attributes.end_all(session, call.grant) {
-                    self.serve_changers(file);
-                }
+                self.attributes.end_all(session, call.grant);
                 self.gave_up_everything(session);
             }
         }
@@ -693,7 +677,7 @@ impl Leases {
     /// A session has released a lease of its own accord, on the attributes of an inode or on its data.
     pub(crate) fn release(&mut self, session: u64, file: FileId, grant: u64, attributes: bool) {
         match attributes {
-            true => self.end_attributes(session, file, grant),
+            true => self.attributes.end(session, file, grant),
             false => self.end_held(session, file, grant),
         }
         self.serve_waiting(file);
@@ -715,8 +699,8 @@ impl Leases {
             let SessionHoldings { shared_leases, exclusive_leases, .. } = all.entry(*session).or_default();
             *(if held.exclusive { exclusive_leases } else { shared_leases }) += 1;
         }
-        for (session, count) in self.attributes.counts() {
-            all.entry(*session).or_default().attribute_leases += *count as u64;
+        for (session, count) in self.attributes.counts().iter() {
+            all.entry(session).or_default().attribute_leases += count as u64;
         }
         self.calls.sessions().for_each(|session| all.entry(session).or_default().unanswered_calls += 1);
     }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod clients;
+mod counts;
 pub mod grants;
 mod leases;
 mod locks;

@@ -423,11 +423,6 @@ impl Sessions {
         }
     }
 
-    /// True if a session has an inode open.
-    pub(crate) fn has_open(&self, id: u64, file: FileId) -> bool {
-        self.live.get(&id).is_some_and(|session| session.opens.contains_key(&file))
-    }
-
     /// Sets the number of times that a session has an inode open. Returns the number before; none if there is
     /// no such session, or it has too many open.
     pub(crate) fn set_opens(&mut self, id: u64, file: FileId, count: u64) -> Option<u64> {

@@ -42,10 +42,7 @@ pub(crate) async fn read_dir(
     assert!(entries.is_sorted_by(|one, other| one.cookie < other.cookie), "entries are in order of cookies");
     if request.attributes && may_look {
         // Before the attributes are read.
-        let lease = |entry: &DirEntry| match request.lease {
-            true => parts.lease_attributes(who, Ino(entry.ino)),
-            false => 0,
-        };
+        let lease = |entry: &DirEntry| parts.lease_attributes(who, Ino(entry.ino), request.lease);
         let leases: Vec<u64> = entries.iter().map(lease).collect();
         add_attributes(parts, &mut entries).await?;
         for (entry, lease) in entries.iter_mut().zip(leases) {

@@ -423,9 +423,9 @@ fn a_file_that_was_made_before_a_restart_is_open_once_its_reply_arrives() {
         let start = bed.chunks.generation();
         let ping = PingRequest { reclaimed: true, start, ..PingRequest::default() };
         bed.meta.clients().reclaim(own, &ping).unwrap();
-        assert!(!bed.meta.clients().has_open(own, file));
+        assert_eq!(opens(bed, own), 0);
         assert_eq!(bed.meta.serve(&header, &make.encode_to_vec()).await.unwrap(), first);
-        assert!(bed.meta.clients().has_open(own, file));
+        assert_eq!(opens(bed, own), 1);
         bed.remove("f").await.unwrap();
         bed.world.env().sleep(Duration::from_secs(5)).await;
         assert_eq!(bed.inode(file.ino).await.unwrap().nlink, 0, "it is open, and stays");

@@ -9,8 +9,8 @@
 //! - while an inode's attributes are being changed, no other session has a lease on them or gets one;
 //! - the number of a lease is that of its first grant, for as long as the session has it without a break.
 
+use crate::counts::Counts;
 use penstock_base::{FileId, HashMap};
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Most leases on attributes of one session.
@@ -25,11 +25,12 @@ const MOST_COOLING: usize = 4096;
 pub(super) struct Attributes {
     /// Session and number of each.
     held: HashMap<FileId, Vec<(u64, u64)>>,
-    counts: BTreeMap<u64, usize>,
+    /// The number of leases of each session.
+    counts: Counts<u64>,
     /// Until when nobody gets a lease.
     cooling: HashMap<FileId, Duration>,
-    /// Inodes that are being changed, each with the number of changes.
-    changing: HashMap<FileId, u32>,
+    /// The number of changes of each inode that is being changed.
+    changing: Counts<FileId>,
 }
 
 impl Attributes {
@@ -42,15 +43,15 @@ impl Attributes {
     /// True if a session may get a lease now, as far as other leases on attributes go.
     pub(super) fn may_be_granted(&self, session: u64, file: FileId, now: Duration) -> bool {
         let is_cooling = self.cooling.get(&file).is_some_and(|until| now < *until);
-        !is_cooling && !self.changing.contains_key(&file) && self.count(session) < MOST
+        !is_cooling && self.changing.of(file) == 0 && self.counts.of(session) < MOST
     }
 
     /// A session that has no lease on an inode gets one.
     pub(super) fn grant(&mut self, session: u64, file: FileId, grant: u64) {
         assert!(self.of(session, file).is_none(), "session {session} has one lease on {file}");
-        assert!(!self.changing.contains_key(&file), "{file} is being changed");
+        assert_eq!(self.changing.of(file), 0, "{file} is being changed");
         self.held.entry(file).or_default().push((session, grant));
-        *self.counts.entry(session).or_default() += 1;
+        self.counts.add(session);
     }
 
     /// The leases of other sessions on an inode, each with its session.
@@ -73,18 +74,12 @@ impl Attributes {
     pub(super) fn begin_change(&mut self, session: u64, files: &[FileId]) {
         for file in files {
             assert!(self.of_others(session, *file).is_empty(), "others may cache the attributes of {file}");
-            *self.changing.entry(*file).or_default() += 1;
+            self.changing.add(*file);
         }
     }
 
     pub(super) fn end_change(&mut self, files: &[FileId]) {
-        for file in files {
-            let left = self.changing.get_mut(file).expect("a change ends once");
-            *left -= 1;
-            if *left == 0 {
-                self.changing.remove(file);
-            }
-        }
+        files.iter().for_each(|file| self.changing.take(*file, 1));
     }
 
     /// A session has given back its lease on an inode, if the number of that is not greater than `grant`.
@@ -96,13 +91,13 @@ impl Attributes {
         if held.is_empty() {
             self.held.remove(&file);
         }
-        self.discount(session, ended);
+        self.counts.take(session, ended);
     }
 
     /// A session has given back all leases up to a number. Returns their inodes.
     pub(super) fn end_all(&mut self, session: u64, grant: u64) -> Vec<FileId> {
         let mut freed = Vec::new();
-        if self.count(session) == 0 {
+        if self.counts.of(session) == 0 {
             return freed;
         }
         self.held.retain(|file, held| {
@@ -113,7 +108,7 @@ impl Attributes {
             }
             !held.is_empty()
         });
-        self.discount(session, freed.len());
+        self.counts.take(session, freed.len());
         freed
     }
 
@@ -130,23 +125,8 @@ impl Attributes {
     }
 
     /// The number of leases of each session that has one.
-    pub(super) fn counts(&self) -> &BTreeMap<u64, usize> {
+    pub(super) fn counts(&self) -> &Counts<u64> {
         &self.counts
-    }
-
-    fn count(&self, session: u64) -> usize {
-        self.counts.get(&session).copied().unwrap_or(0)
-    }
-
-    fn discount(&mut self, session: u64, ended: usize) {
-        if ended == 0 {
-            return;
-        }
-        let count = self.counts.get_mut(&session).expect("its leases are counted");
-        *count -= ended;
-        if *count == 0 {
-            self.counts.remove(&session);
-        }
     }
 }
 
@@ -168,7 +148,7 @@ mod tests {
         assert_eq!(attributes.of(1, FILE), Some(10), "an older one was given back");
         attributes.end(1, FILE, 10);
         attributes.end(1, FILE, 10);
-        assert_eq!(attributes.counts(), &BTreeMap::from([(1, 1), (2, 1)]));
+        assert!(attributes.counts().iter().eq([(1, 1), (2, 1)]));
         assert_eq!(attributes.end_all(1, 11), []);
         assert_eq!(attributes.end_all(1, 12), [FileId::of_numbers(0, 8)]);
         assert_eq!(attributes.end_all(2, u64::MAX), [FILE]);

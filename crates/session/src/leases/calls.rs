@@ -35,20 +35,14 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// A revocation of everything, up to this grant.
-    pub(super) fn revocation_of_all(session: u64, grant: u64) -> Self {
-        Self { file: None, ..Self::revocation(Scope::Data, session, FileId::of_numbers(0, 0), grant) }
-    }
-
-    /// A revocation of one lease, up to this grant.
-    pub(super) fn revocation(scope: Scope, session: u64, file: FileId, grant: u64) -> Self {
-        let file = Some(file);
+    /// A revocation of one lease, or without a file of everything, up to this grant.
+    pub(super) fn revocation(scope: Scope, session: u64, file: Option<FileId>, grant: u64) -> Self {
         Self { session, file, scope, grant, sent: false, tickets: Vec::new(), failed: None }
     }
 
     /// A request to sync a file, for the wait of another session.
     pub(super) fn sync(session: u64, file: FileId, grant: u64, ticket: (u64, u64)) -> Self {
-        Self { tickets: vec![ticket], ..Self::revocation(Scope::Sync, session, file, grant) }
+        Self { tickets: vec![ticket], ..Self::revocation(Scope::Sync, session, Some(file), grant) }
     }
 
     /// The waits that end with the answer, and the errno of the sync; 0 if it did not fail.

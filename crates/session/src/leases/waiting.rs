@@ -4,6 +4,7 @@
 //! A session waits for one lease on a file at a time. A request for more than the first one asked for keeps
 //! its place. Everything here is counted by session, so that none fills the memory.
 
+use crate::counts::Counts;
 use penstock_base::{FileId, HashMap};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -40,25 +41,13 @@ pub(super) struct Waiting {
     /// By session and number of the client.
     tickets: BTreeMap<(u64, u64), Ticket>,
     /// The number of requests of each session, except to take part.
-    counts: BTreeMap<u64, usize>,
+    counts: Counts<u64>,
 }
 
 impl Waiting {
     /// True if a session may wait for one thing more, beside this many outcomes that it has not taken.
     pub(super) fn has_room(&self, session: u64, outcomes: usize) -> bool {
-        self.counts.get(&session).copied().unwrap_or(0) + outcomes < MOST_WAITING
-    }
-
-    fn count(&mut self, session: u64) {
-        *self.counts.entry(session).or_default() += 1;
-    }
-
-    fn discount(&mut self, session: u64) {
-        let count = self.counts.get_mut(&session).expect("it was counted");
-        *count -= 1;
-        if *count == 0 {
-            self.counts.remove(&session);
-        }
+        self.counts.of(session) + outcomes < MOST_WAITING
     }
 
     /// A session waits for a lease.
@@ -68,7 +57,7 @@ impl Waiting {
             Some(same) => same.exclusive |= wanted.exclusive,
             None => {
                 queue.push_back(wanted);
-                self.count(wanted.session);
+                self.counts.add(wanted.session);
             }
         }
     }
@@ -94,21 +83,22 @@ impl Waiting {
         }
         assert!(ended <= 1, "session {session} waits once for a lease on {file}");
         if ended == 1 {
-            self.discount(session);
+            self.counts.take(session, 1);
         }
         ended == 1
     }
 
-    /// The files on whose leases or sizes somebody waits.
+    /// The files on whose leases, sizes or attributes somebody waits.
     pub(super) fn files(&self) -> BTreeSet<FileId> {
-        self.leases.keys().copied().chain(self.resizing.iter().map(|(file, _)| *file)).collect()
+        let changed = self.resizing.iter().chain(&self.changing).map(|(file, _)| *file);
+        self.leases.keys().copied().chain(changed).collect()
     }
 
     /// A session waits to change the size of a file.
     pub(super) fn resize(&mut self, file: FileId, session: u64) {
         if self.resizing.insert((file, session)) {
             self.resizers.insert((session, file));
-            self.count(session);
+            self.counts.add(session);
         }
     }
 
@@ -116,7 +106,7 @@ impl Waiting {
     pub(super) fn end_resize(&mut self, file: FileId, session: u64) {
         if self.resizing.remove(&(file, session)) {
             assert!(self.resizers.remove(&(session, file)), "it is listed by session");
-            self.discount(session);
+            self.counts.take(session, 1);
         }
     }
 
@@ -144,14 +134,14 @@ impl Waiting {
     /// A session waits to change the attributes of an inode.
     pub(super) fn change(&mut self, file: FileId, session: u64) {
         if self.changing.insert((file, session)) {
-            self.count(session);
+            self.counts.add(session);
         }
     }
 
     /// A session does not wait to change the attributes of an inode any more.
     pub(super) fn end_change(&mut self, file: FileId, session: u64) {
         if self.changing.remove(&(file, session)) {
-            self.discount(session);
+            self.counts.take(session, 1);
         }
     }
 
@@ -173,7 +163,7 @@ impl Waiting {
     /// A session waits for this many syncs of others.
     pub(super) fn begin_ticket(&mut self, session: u64, ticket: u64, left: usize) {
         assert!(left > 0, "there is something to wait for");
-        self.count(session);
+        self.counts.add(session);
         let before = self.tickets.insert((session, ticket), Ticket { left, errno: 0 });
         assert!(before.is_none(), "a ticket is begun once");
     }
@@ -193,7 +183,7 @@ impl Waiting {
         }
         let errno = waits.errno;
         self.tickets.remove(&(session, ticket));
-        self.discount(session);
+        self.counts.take(session, 1);
         Some(errno)
     }
 
@@ -226,9 +216,9 @@ impl Waiting {
         let tickets = self.tickets.range((session, 0)..=(session, u64::MAX)).map(|(ticket, _)| *ticket);
         for ticket in tickets.collect::<Vec<_>>() {
             self.tickets.remove(&ticket);
-            self.discount(session);
+            self.counts.take(session, 1);
         }
-        assert!(!self.counts.contains_key(&session), "session {session} waits for nothing");
+        assert_eq!(self.counts.of(session), 0, "session {session} waits for nothing");
         files
     }
 }

@@ -218,11 +218,12 @@ impl Clients {
         assert!(self.owe_opens(), "session {session} owes its report");
         self.recovery.borrow_mut().wants(session, number);
         self.recovers.notify_waiters();
-        let turn = RepeatTurn { clients: self.clone(), session, number };
+        let mut turn = RepeatTurn { clients: self.clone(), session, number, has_come: false };
         loop {
             let changed = self.recovers.notified();
             self.check_session(session)?;
             if self.recovery.borrow().is_next(number, self.sessions.borrow().owing()) {
+                turn.has_come = true;
                 return Ok(Some(turn));
             }
             changed.await;

@@ -37,7 +37,11 @@ impl<K: Copy + Ord> Counts<K> {
         self.0.iter().map(|(key, count)| (*key, *count))
     }
 
-    #[cfg(test)]
+    /// The smallest key that is there.
+    pub(crate) fn first(&self) -> Option<K> {
+        self.0.keys().next().copied()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -59,6 +63,9 @@ mod tests {
         counts.take(7, 2);
         counts.take(8, 0);
         assert_eq!((counts.of(7), counts.of(8)), (1, 0));
+        counts.add(9);
+        assert_eq!(counts.first(), Some(7));
+        counts.take(9, 1);
         assert_eq!(counts.iter().collect::<Vec<_>>(), [(7, 1)]);
         counts.take(7, 1);
         assert!(counts.is_empty() && counts.of(7) == 0);

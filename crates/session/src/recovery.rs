@@ -12,16 +12,19 @@
 //!
 //! Invariants:
 //! - a change is repeated only when no smaller number can come any more, unless its session has ended;
+//! - a change is wanted as long as one request for it is here, however many came and were given up before;
 //! - a session that makes no progress, and does not wait for others, ends: the others wait for it.
 
+use crate::counts::Counts;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The state of the recovery that is the same for all sessions, and what each waits with.
 #[derive(Default)]
 pub(crate) struct Recovery {
-    /// The number of the change that each session wants to make next.
-    heads: BTreeMap<u64, u64>,
+    /// The numbers of the changes that each session wants to make next, by requests: a request is sent once
+    /// more over another connection, and one that was late may be there too.
+    wanted: BTreeMap<u64, Counts<u64>>,
     /// The last change that each session has made.
     made: BTreeMap<u64, u64>,
     /// When each session was last heard with something that is a part of it.
@@ -36,22 +39,30 @@ impl Recovery {
         Self { unreported: ended, ..Self::default() }
     }
 
-    /// A session wants to make this change now.
+    /// A request of a session wants to make this change now.
     pub(crate) fn wants(&mut self, session: u64, number: u64) {
         assert!(number > 0, "changes are numbered from 1");
-        self.heads.insert(session, number);
+        self.wanted.entry(session).or_default().add(number);
+    }
+
+    /// Such a request has ended.
+    pub(crate) fn wants_no_more(&mut self, session: u64, number: u64) {
+        // The session may have ended, or reported, before it.
+        let Some(wanted) = self.wanted.get_mut(&session) else { return };
+        wanted.take(number, 1);
+        if wanted.is_empty() {
+            self.wanted.remove(&session);
+        }
     }
 
     /// True if no session of these can have a smaller number.
     pub(crate) fn is_next(&self, number: u64, mut owing: impl Iterator<Item = u64>) -> bool {
-        owing.all(|session| self.heads.get(&session).is_some_and(|head| *head >= number))
+        let smallest = |session| self.wanted.get(&session).and_then(Counts::first);
+        owing.all(|session| smallest(session).is_some_and(|smallest| smallest >= number))
     }
 
     /// A session has made the change of this number. Returns true if it is later than all before.
     pub(crate) fn has_made(&mut self, session: u64, number: u64) -> bool {
-        if self.heads.get(&session) == Some(&number) {
-            self.heads.remove(&session);
-        }
         let last = self.made.entry(session).or_default();
         assert!(number > 0, "changes are numbered from 1");
         let is_new = number > *last;
@@ -71,13 +82,13 @@ impl Recovery {
 
     /// True if a session has made no progress since `since` and does not wait for others.
     pub(crate) fn is_stuck(&self, session: u64, since: Duration) -> bool {
-        !self.heads.contains_key(&session)
+        !self.wanted.contains_key(&session)
             && self.progress.get(&session).is_none_or(|progressed| *progressed < since)
     }
 
     /// A session has reported everything, or has ended.
     pub(crate) fn end(&mut self, session: u64, has_reported: bool) {
-        self.heads.remove(&session);
+        self.wanted.remove(&session);
         self.made.remove(&session);
         self.progress.remove(&session);
         self.unreported += u64::from(!has_reported);
@@ -107,16 +118,36 @@ mod tests {
         recovery.wants(3, 7);
         assert!(recovery.is_next(5, owing()) && !recovery.is_next(7, owing()));
         recovery.has_made(1, 5);
+        recovery.wants_no_more(1, 5);
         assert!(!recovery.is_next(7, owing()), "the first one may have a 6");
         assert!(recovery.is_next(7, [2, 3].into_iter()), "it has reported");
         // A repeat of a change that was made does not take the next one back.
         recovery.wants(1, 8);
+        recovery.wants(1, 5);
         assert!(!recovery.has_made(1, 5));
+        recovery.wants_no_more(1, 5);
         assert!(recovery.is_next(7, owing()));
         assert!(recovery.has_made(3, 7));
         recovery.end(3, true);
         assert!(recovery.is_next(8, [1, 2].into_iter()) && !recovery.is_next(9, [1, 2].into_iter()));
         assert_eq!(recovery.unreported(), 0);
+    }
+
+    /// Regression: a request that waited for its turn was given up with its connection after it had come
+    /// again over the next one, and the session was taken for one that wants nothing.
+    #[test]
+    fn a_change_is_wanted_until_all_requests_for_it_have_ended() {
+        let mut recovery = Recovery::default();
+        recovery.wants(1, 5);
+        recovery.wants(1, 5);
+        recovery.wants_no_more(1, 5);
+        assert!(recovery.is_next(5, [1].into_iter()) && !recovery.is_stuck(1, s(0)));
+        recovery.wants_no_more(1, 5);
+        assert!(!recovery.is_next(5, [1].into_iter()) && recovery.is_stuck(1, s(0)));
+        // The session reports, or ends, while a late request waits.
+        recovery.wants(1, 5);
+        recovery.end(1, true);
+        recovery.wants_no_more(1, 5);
     }
 
     #[test]
@@ -130,6 +161,7 @@ mod tests {
         recovery.wants(1, 4);
         assert!(!recovery.is_stuck(1, s(100)), "it waits for others");
         recovery.has_made(1, 4);
+        recovery.wants_no_more(1, 4);
         assert!(recovery.is_stuck(1, s(100)));
         recovery.end(1, false);
         assert_eq!(recovery.unreported(), 4, "three had ended with the process");

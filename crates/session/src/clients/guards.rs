@@ -41,19 +41,26 @@ impl Drop for Serving {
     }
 }
 
-/// The turn of a session to repeat a change, until it is dropped.
+/// The turn of a session to repeat a change, or a request that waits for it, until it is dropped.
 pub struct RepeatTurn {
     pub(super) clients: Rc<Clients>,
     pub(super) session: u64,
     pub(super) number: u64,
+    /// False while the request waits. It may be given up with its connection.
+    pub(super) has_come: bool,
 }
 
 impl Drop for RepeatTurn {
     fn drop(&mut self) {
-        let is_new = self.clients.recovery.borrow_mut().has_made(self.session, self.number);
+        let is_new = {
+            let mut recovery = self.clients.recovery.borrow_mut();
+            recovery.wants_no_more(self.session, self.number);
+            self.has_come && recovery.has_made(self.session, self.number)
+        };
         if is_new {
             self.clients.progressed(self.session);
         }
+        self.clients.recovers.notify_waiters();
     }
 }
 

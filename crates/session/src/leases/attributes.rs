@@ -29,6 +29,8 @@ pub(super) struct Attributes {
     counts: Counts<u64>,
     /// Until when nobody gets a lease.
     cooling: HashMap<FileId, Duration>,
+    /// Until when nobody gets a lease on any inode, because more are cooling than the table has room for.
+    all_cool: Duration,
     /// The number of changes of each inode that is being changed.
     changing: Counts<FileId>,
 }
@@ -42,7 +44,7 @@ impl Attributes {
 
     /// True if a session may get a lease now, as far as other leases on attributes go.
     pub(super) fn may_be_granted(&self, session: u64, file: FileId, now: Duration) -> bool {
-        let is_cooling = self.cooling.get(&file).is_some_and(|until| now < *until);
+        let is_cooling = now < self.all_cool || self.cooling.get(&file).is_some_and(|until| now < *until);
         !is_cooling && self.changing.of(file) == 0 && self.counts.of(session) < MOST
     }
 
@@ -65,8 +67,10 @@ impl Attributes {
         if self.cooling.len() >= MOST_COOLING {
             self.cooling.retain(|_, until| now < *until);
         }
-        if self.cooling.len() < MOST_COOLING {
-            self.cooling.insert(file, now + COOLING);
+        match self.cooling.len() < MOST_COOLING {
+            true => drop(self.cooling.insert(file, now + COOLING)),
+            // A change of this inode waits, and must not be overtaken for ever.
+            false => self.all_cool = now + COOLING,
         }
     }
 
@@ -117,6 +121,7 @@ impl Attributes {
         self.held.clear();
         self.counts.clear();
         self.cooling.clear();
+        self.all_cool = Duration::ZERO;
     }
 
     /// True if nobody has any.
@@ -179,6 +184,9 @@ mod tests {
         assert!(attributes.may_be_granted(2, file(MOST), Duration::ZERO));
         (0..2 * MOST_COOLING).for_each(|number| attributes.cool(file(number), Duration::ZERO));
         assert_eq!(attributes.cooling.len(), MOST_COOLING);
+        let out = file(2 * MOST_COOLING - 1);
+        assert!(!attributes.may_be_granted(2, out, Duration::ZERO), "the table has no room for it");
+        assert!(attributes.may_be_granted(2, out, COOLING));
         attributes.cool(file(3 * MOST_COOLING), COOLING);
         assert_eq!(attributes.cooling.len(), 1, "the others have cooled");
     }

@@ -142,7 +142,17 @@ fn no_order_of_arrival_changes_the_order_of_changes() {
                             break;
                         }
                         env.sleep(Duration::from_micros(world.below(4000))).await;
-                        repeat(clients.clone(), env.clone(), session, *number, log.clone()).await;
+                        // The connection may break: the request is given up soon, and has come again.
+                        let lost = repeat(clients.clone(), env.clone(), session, *number, Log::default());
+                        let patience = Duration::from_micros(world.below(6000));
+                        let again = repeat(clients.clone(), env.clone(), session, *number, log.clone());
+                        match world.below(3) {
+                            0 => {
+                                let lost = timeout(&env, patience, lost);
+                                futures_util::future::join(lost, again).await;
+                            }
+                            _ => again.await,
+                        }
                     }
                     env.sleep(Duration::from_micros(world.below(4000))).await;
                     match ends_after {

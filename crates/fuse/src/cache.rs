@@ -13,10 +13,11 @@ use crate::MAX_BACKGROUND;
 use crate::ask::Asker;
 use crate::attr::{TICKS, VALID};
 use crate::deferred::Deferred;
-use crate::given::AllGiven;
+use crate::given::{AllGiven, Name};
 use crate::guard::abort;
 use crate::hide::{Left, Part, hide};
 use crate::known::KnownSizes;
+use crate::listed::{AllListed, Under};
 use crate::locked::Locked;
 use crate::looks::Looks;
 use crate::nodes::Nodes;
@@ -52,6 +53,48 @@ struct Noticed {
     ended: Duration,
 }
 
+/// Names that a rename moves, until this is dropped.
+pub(crate) struct NamesMove<'a> {
+    moving: &'a RefCell<Vec<Name>>,
+    names: Vec<Name>,
+}
+
+impl Drop for NamesMove<'_> {
+    fn drop(&mut self) {
+        let mut moving = self.moving.borrow_mut();
+        for name in &self.names {
+            let at = moving.iter().position(|other| other == name).expect("it moves until now");
+            moving.swap_remove(at);
+        }
+    }
+}
+
+/// The kernel is told to forget a part of what it was given, until this is dropped.
+struct Forgetting<'a> {
+    given: &'a RefCell<AllGiven>,
+    number: u64,
+}
+
+impl Forgetting<'_> {
+    fn settled(&self, now: Duration) -> Option<Duration> {
+        self.given.borrow().forgotten(self.number).settled(now)
+    }
+
+    fn names(&self, now: Duration) -> (Option<Vec<Box<[u8]>>>, Duration) {
+        self.given.borrow().forgotten(self.number).names(now)
+    }
+
+    fn take_moved(&self) -> Vec<Name> {
+        self.given.borrow_mut().take_moved(self.number)
+    }
+}
+
+impl Drop for Forgetting<'_> {
+    fn drop(&mut self) {
+        self.given.borrow_mut().end(self.number);
+    }
+}
+
 /// The kernel's caches of one mount, and the tables that say what they may contain.
 pub(crate) struct Cache {
     env: Env,
@@ -74,6 +117,9 @@ pub(crate) struct Cache {
     pub(crate) asker: Asker,
     /// The names and attributes that the kernel got under leases.
     given: RefCell<AllGiven>,
+    listed: AllListed,
+    /// Names that renames move now.
+    moving: RefCell<Vec<Name>>,
     /// True if the kernel knows notices that let names expire.
     expires: Cell<bool>,
 }
@@ -104,6 +150,8 @@ impl Cache {
             looks: Looks::default(),
             asker: Asker::new(env, mount, connection),
             given: RefCell::default(),
+            listed: AllListed::default(),
+            moving: RefCell::default(),
             expires: Cell::new(false),
         })
     }
@@ -180,6 +228,16 @@ impl Cache {
         self.given.borrow_mut().attributes(file, self.env.now());
     }
 
+    /// True if the kernel uses a name that it is not being told to forget.
+    pub(crate) fn has_name(&self, dir: FileId, name: &[u8]) -> bool {
+        self.given.borrow().has_name(dir, name, self.env.now())
+    }
+
+    /// A rename moves a name in the kernel. Both directories are locked there until it is answered.
+    pub(crate) fn moves_name(&self, old: (FileId, &[u8]), new: (FileId, &[u8])) {
+        self.given.borrow_mut().moves(old, new, self.env.now());
+    }
+
     /// The time until which the kernel uses a name of a directory; none if it has not got it.
     pub(crate) fn name_ends(&self, dir: FileId, name: &[u8]) -> Option<Duration> {
         self.given.borrow().name_ends(dir, name, self.env.now())
@@ -190,20 +248,20 @@ impl Cache {
         self.given.borrow_mut().name(dir, name, self.env.now());
     }
 
-    /// Makes the kernel ask for names of a directory before it uses them again. The kernel may have the
-    /// directory locked for a request that waits for another client, which waits for this.
-    fn expire_names(&self, dir: FileId, names: Vec<Box<[u8]>>) -> impl Future<Output = ()> + 'static {
-        let (device, node, sending) = (self.device.clone(), self.nodes.node(dir), self.sending.clone());
+    /// Makes the kernel ask for names before it uses them again. The kernel may have their directory locked
+    /// for a request that waits for another client, which waits for this.
+    fn expire_names(&self, names: Vec<Name>) -> impl Future<Output = ()> + 'static {
+        let (device, sending) = (self.device.clone(), self.sending.clone());
+        let named = |(dir, name)| Some((self.nodes.node(dir)?, name));
+        let names: Vec<(u64, Box<[u8]>)> = names.into_iter().filter_map(named).collect();
         let (expired, done) = oneshot::channel();
         let expire = async move {
             let _turn = sending.acquire().await;
-            let expire = move || {
-                node.map_or(Ok(()), |dir| names.iter().try_for_each(|name| notify_expire(&device, dir, name)))
-            };
+            let expire = move || names.iter().try_for_each(|(dir, name)| notify_expire(&device, *dir, name));
             match penstock_worker::blocking(expire).await {
                 // Nobody may wait any more.
                 Ok(()) => drop(expired.send(())),
-                Err(error) => tracing::error!(%error, %dir, "the kernel does not let names expire"),
+                Err(error) => tracing::error!(%error, "the kernel does not let names expire"),
             }
         };
         self.env.spawn("names expire", Box::pin(expire));
@@ -211,6 +269,41 @@ impl Cache {
             if done.await.is_err() {
                 // They expire by themselves.
                 std::future::pending().await
+            }
+        }
+    }
+
+    /// Begins a move of names by a rename. The kernel gets none of them until the result is dropped.
+    pub(crate) fn names_move<'a>(&'a self, names: &[(FileId, &[u8])]) -> NamesMove<'a> {
+        let names: Vec<_> = names.iter().map(|(dir, name)| (*dir, (*name).into())).collect();
+        self.moving.borrow_mut().extend(names.iter().cloned());
+        NamesMove { moving: &self.moving, names }
+    }
+
+    /// True if a rename moves this name now.
+    pub(crate) fn does_move(&self, dir: FileId, name: &[u8]) -> bool {
+        self.moving.borrow().iter().any(|(other, moved)| *other == dir && **moved == *name)
+    }
+
+    /// The kernel gets a part of the listing of a directory, or its end if that is empty. `under` is the
+    /// reason why nobody else has changed the directory since the part was asked for.
+    pub(crate) async fn gives_listing(&self, dir: FileId, under: Option<Under>, is_end: bool) {
+        if !is_end {
+            self.listed.gives(dir, under, |dir| self.nodes.node(dir).is_some());
+        } else if !self.listed.is_kept(dir, under) {
+            self.drop_listings_of(vec![dir]).await;
+        }
+    }
+
+    /// Makes the kernel drop its listings of these directories. It locks their pages for moments only.
+    async fn drop_listings_of(&self, dirs: Vec<FileId>) {
+        let (device, mark) = (self.device.clone(), self.listed.mark());
+        let nodes: Vec<u64> = dirs.iter().filter_map(|dir| self.nodes.node(*dir)).collect();
+        let drop_all = move || nodes.iter().try_for_each(|node| drop_pages_now(&device, *node, 0..u64::MAX));
+        match penstock_worker::blocking(drop_all).await {
+            Ok(()) => dirs.into_iter().for_each(|dir| self.listed.dropped(dir, mark)),
+            Err(error) => {
+                tracing::error!(%error, "the kernel does not drop listings of directories: they may be stale");
             }
         }
     }
@@ -354,6 +447,7 @@ impl KernelCache for Cache {
             }
         }
         Box::pin(async move {
+            self.drop_listings().await;
             let hidden = self.hide_parts(parts, within).await;
             let failed = hidden.is_err();
             if let Err(why) = hidden
@@ -377,37 +471,47 @@ impl KernelCache for Cache {
     }
 
     fn forget_attributes(&self, file: FileId) -> LocalBoxFuture<'_, ()> {
-        let given = self.given.borrow_mut().take(file);
+        let number = self.given.borrow_mut().forget(file);
+        let forgetting = number.map(|number| Forgetting { given: &self.given, number });
         Box::pin(async move {
-            let Some(given) = given else { return };
-            let Some(settled) = given.settled(self.env.now()) else { return };
-            self.env.sleep(settled.saturating_sub(self.env.now())).await;
-            self.drop_attributes(file).await;
-            let now = self.env.now();
-            let (names, end) = given.names(now);
-            let rest = end.saturating_sub(now);
-            match names.filter(|names| self.expires.get() || names.is_empty()) {
-                Some(names) if names.is_empty() => {}
-                Some(names) => drop(timeout(&self.env, rest, self.expire_names(file, names)).await),
-                None => self.env.sleep(rest).await,
+            let settled = forgetting.as_ref().and_then(|forgetting| forgetting.settled(self.env.now()));
+            if let Some(settled) = settled {
+                self.env.sleep(settled.saturating_sub(self.env.now())).await;
+            }
+            if self.listed.has(file) {
+                // With its attributes.
+                self.drop_listings_of(vec![file]).await;
+            } else if settled.is_some() {
+                self.drop_attributes(file).await;
+            }
+            let Some(forgetting) = forgetting.filter(|_| settled.is_some()) else { return };
+            let (names, end) = forgetting.names(self.env.now());
+            let rest = || end.saturating_sub(self.env.now());
+            let Some(names) = names.filter(|names| self.expires.get() || names.is_empty()) else {
+                return self.env.sleep(rest()).await;
+            };
+            let mut told: Vec<Name> = names.into_iter().map(|name| (file, name)).collect();
+            while !told.is_empty() {
+                timeout(&self.env, rest(), self.expire_names(told)).await;
+                told = forgetting.take_moved();
             }
         })
     }
 
+    fn has_listing(&self, dir: FileId) -> bool {
+        self.listed.has(dir)
+    }
+
     fn drop_listings(&self) -> LocalBoxFuture<'_, ()> {
-        let (device, sending, nodes) = (self.device.clone(), self.sending.clone(), self.nodes.directories());
-        Box::pin(async move {
-            let _turn = sending.acquire().await;
-            let drop_all =
-                move || nodes.iter().try_for_each(|node| drop_pages_now(&device, *node, 0..u64::MAX));
-            if let Err(error) = penstock_worker::blocking(drop_all).await {
-                tracing::error!(%error, "the kernel does not drop listings of directories: they may be stale");
-            }
-        })
+        Box::pin(self.drop_listings_of(self.listed.all()))
     }
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         // The timer is made here, so that the time runs from this call on.
-        self.env.sleep(VALID + TICKS)
+        let (expired, listings) = (self.env.sleep(VALID + TICKS), self.drop_listings());
+        Box::pin(async move {
+            listings.await;
+            expired.await;
+        })
     }
 }

@@ -4,10 +4,17 @@
 //! The kernel counts the time from when the thread that asked takes the reply, which may be a moment after
 //! the reply was written. A notice in between changes nothing. So a notice is sent [`TAKEN`] after the last
 //! reply.
+//!
+//! A part that the kernel is told to forget counts as given until that has ended. A rename may move a name
+//! meanwhile: the notice for the old one finds nothing, so the new one is told too.
 
 use crate::attr::{TICKS, VALID};
 use penstock_base::{FileId, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// A name in a directory.
+pub(crate) type Name = (FileId, Box<[u8]>);
 
 /// The time within which the kernel takes a reply.
 const TAKEN: Duration = Duration::from_millis(50);
@@ -35,11 +42,17 @@ impl Given {
 
     /// The names that the kernel may use, each to be told by a notice, and when they end without one. None
     /// for the names if there are too many.
-    pub(crate) fn names(self, now: Duration) -> (Option<Vec<Box<[u8]>>>, Duration) {
+    pub(crate) fn names(&self, now: Duration) -> (Option<Vec<Box<[u8]>>>, Duration) {
         let last = self.names.values().copied().chain(self.more).max().unwrap_or_default();
-        let used = self.names.into_iter().filter(|(_, given)| now < ends(*given)).map(|(name, _)| name);
+        let used = self.names.iter().filter(|(_, given)| now < ends(**given)).map(|(name, _)| name.clone());
         let all = self.more.is_none_or(|more| ends(more) <= now);
         (all.then(|| used.collect()), ends(last))
+    }
+
+    /// The time until which the kernel uses a name; none if it has not got it.
+    fn name_ends(&self, name: &[u8], now: Duration) -> Option<Duration> {
+        let last = self.names.get(name).copied().max(self.more)?;
+        Some(ends(last)).filter(|end| now < *end)
     }
 
     fn name(&mut self, name: &[u8], now: Duration) {
@@ -63,10 +76,23 @@ fn ends(given: Duration) -> Duration {
     given + VALID + TICKS
 }
 
+/// The part of one inode that the kernel is being told to forget.
+#[derive(Debug)]
+struct Forgotten {
+    file: FileId,
+    given: Given,
+    /// The places to which renames have moved names of it since.
+    moved: Vec<Name>,
+}
+
 /// Everything that the kernel has, by inode.
 #[derive(Debug, Default)]
 pub(crate) struct AllGiven {
     inodes: HashMap<FileId, Given>,
+    /// The parts that the kernel is being told to forget, by numbers of their own.
+    forgotten: BTreeMap<u64, Forgotten>,
+    /// The last of these numbers.
+    last: u64,
     /// The number of inodes at which the table is looked through.
     many: usize,
 }
@@ -84,14 +110,48 @@ impl AllGiven {
 
     /// The time until which the kernel uses a name of a directory; none if it has not got it.
     pub(crate) fn name_ends(&self, dir: FileId, name: &[u8], now: Duration) -> Option<Duration> {
-        let given = self.inodes.get(&dir)?;
-        let last = given.names.get(name).copied().max(given.more)?;
-        Some(ends(last)).filter(|end| now < *end)
+        let forgotten = self.forgotten.values().filter(|forgotten| forgotten.file == dir);
+        let all = self.inodes.get(&dir).into_iter().chain(forgotten.map(|forgotten| &forgotten.given));
+        all.filter_map(|given| given.name_ends(name, now)).max()
     }
 
-    /// Takes what the kernel has of an inode.
-    pub(crate) fn take(&mut self, file: FileId) -> Option<Given> {
-        self.inodes.remove(&file)
+    /// True if the kernel uses a name that it is not being told to forget.
+    pub(crate) fn has_name(&self, dir: FileId, name: &[u8], now: Duration) -> bool {
+        self.inodes.get(&dir).is_some_and(|given| given.name_ends(name, now).is_some())
+    }
+
+    /// A rename moves a name. Whoever tells the kernel to forget the old one tells it to forget the new one.
+    pub(crate) fn moves(&mut self, (dir, name): (FileId, &[u8]), (to, new): (FileId, &[u8]), now: Duration) {
+        for forgotten in self.forgotten.values_mut().filter(|forgotten| forgotten.file == dir) {
+            let is_moved = forgotten.moved.iter().any(|(other, moved)| *other == dir && **moved == *name);
+            if is_moved || forgotten.given.name_ends(name, now).is_some() {
+                forgotten.moved.push((to, new.into()));
+            }
+        }
+    }
+
+    /// The kernel is told from now on to forget what it has of an inode. Returns a number for what follows;
+    /// none if it has nothing.
+    pub(crate) fn forget(&mut self, file: FileId) -> Option<u64> {
+        let given = self.inodes.remove(&file)?;
+        self.last += 1;
+        self.forgotten.insert(self.last, Forgotten { file, given, moved: Vec::new() });
+        Some(self.last)
+    }
+
+    /// The part with this number.
+    pub(crate) fn forgotten(&self, number: u64) -> &Given {
+        &self.forgotten[&number].given
+    }
+
+    /// Takes the names to which such names were moved since.
+    pub(crate) fn take_moved(&mut self, number: u64) -> Vec<Name> {
+        std::mem::take(&mut self.forgotten.get_mut(&number).expect("it has not ended").moved)
+    }
+
+    /// The kernel has forgotten it, or nobody waits any more.
+    pub(crate) fn end(&mut self, number: u64) {
+        self.forgotten.remove(&number).expect("it ends once");
     }
 
     fn of(&mut self, file: FileId, now: Duration) -> &mut Given {
@@ -113,19 +173,43 @@ mod tests {
     #[test]
     fn what_the_kernel_got_counts_until_it_has_expired() {
         let mut all = AllGiven::default();
-        assert!(all.take(DIR).is_none());
+        assert!(all.forget(DIR).is_none());
         all.name(DIR, b"old", NOW);
         all.attributes(DIR, NOW + VALID);
         all.name(DIR, b"new", NOW + VALID);
         assert_eq!(all.name_ends(DIR, b"old", NOW + VALID), Some(NOW + VALID + TICKS));
         assert_eq!(all.name_ends(DIR, b"old", NOW + VALID + TICKS), None);
         assert_eq!(all.name_ends(DIR, b"none", NOW), None);
-        let given = all.take(DIR).expect("it got something");
-        assert!(all.take(DIR).is_none(), "it is taken");
+        let number = all.forget(DIR).expect("it got something");
+        assert!(all.forget(DIR).is_none(), "it is being forgotten");
+        let given = all.forgotten(number);
         assert_eq!(given.settled(NOW + VALID), Some(NOW + VALID + TAKEN));
         assert_eq!(given.settled(NOW + 2 * VALID + TICKS), None);
         let (names, until) = given.names(NOW + VALID + TICKS);
         assert_eq!((names, until), (Some(vec![b"new".as_slice().into()]), NOW + 2 * VALID + TICKS));
+    }
+
+    /// Regression: a name counted as forgotten before the kernel had been told, and was moved. The kernel
+    /// used the new name, of which nobody told it.
+    #[test]
+    fn a_name_counts_until_the_kernel_has_forgotten_it_wherever_it_is_moved() {
+        let mut all = AllGiven::default();
+        all.name(DIR, b"old", NOW);
+        assert!(all.has_name(DIR, b"old", NOW));
+        let number = all.forget(DIR).expect("a name");
+        assert!(!all.has_name(DIR, b"old", NOW));
+        assert_eq!(all.name_ends(DIR, b"old", NOW), Some(NOW + VALID + TICKS));
+        let other = FileId::of_numbers(0, 8);
+        all.moves((DIR, b"none"), (DIR, b"new"), NOW);
+        all.moves((other, b"old"), (DIR, b"new"), NOW);
+        assert!(all.take_moved(number).is_empty());
+        all.moves((DIR, b"old"), (DIR, b"new"), NOW);
+        all.moves((DIR, b"new"), (other, b"newer"), NOW);
+        let moved = all.take_moved(number);
+        assert_eq!(moved, [(DIR, b"new".as_slice().into()), (other, b"newer".as_slice().into())]);
+        all.end(number);
+        assert_eq!(all.name_ends(DIR, b"old", NOW), None);
+        all.moves((DIR, b"old"), (DIR, b"new"), NOW);
     }
 
     #[test]
@@ -135,11 +219,13 @@ mod tests {
         assert_eq!(all.inodes[&DIR].names.len(), MOST_NAMES);
         assert!(all.name_ends(DIR, b"any", NOW).is_some(), "it may be one of those left out");
         all.name(DIR, b"0", NOW + VALID);
-        let (names, until) = all.take(DIR).expect("names").names(NOW + VALID);
+        let number = all.forget(DIR).expect("names");
+        let (names, until) = all.forgotten(number).names(NOW + VALID);
         assert_eq!((names, until), (None, NOW + 2 * VALID + TICKS));
         (0..MOST_NAMES + 5).for_each(|number| all.name(DIR, number.to_string().as_bytes(), NOW));
         all.name(DIR, b"later", ends(NOW));
-        let (names, _) = all.take(DIR).expect("names").names(ends(NOW));
+        let number = all.forget(DIR).expect("names");
+        let (names, _) = all.forgotten(number).names(ends(NOW));
         assert_eq!(names.map(|names| names.len()), Some(1), "all others have expired");
         let file = |ino: usize| FileId::of_numbers(0, ino as u64);
         (0..MANY).for_each(|ino| all.attributes(file(ino), NOW));

@@ -23,6 +23,7 @@ mod guard;
 mod hide;
 mod known;
 mod latency;
+mod listed;
 mod listing;
 mod locked;
 mod locks;

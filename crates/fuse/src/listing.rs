@@ -3,7 +3,7 @@
 use crate::abi::{Dirent, EntryOut, ReadIn};
 use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
-use crate::session::Session;
+use crate::session::{NamesOf, Session};
 use penstock_base::num::to_u32;
 use penstock_base::{ErrorKind, FileId};
 use penstock_client::{Attr, Failure};
@@ -45,6 +45,15 @@ impl Listing {
     }
 }
 
+impl Listing {
+    /// The reply to a request for a directory that was begun after `names` was made.
+    async fn answer(self, session: &Session, names: NamesOf) -> Answer {
+        let is_end = self.bytes.is_empty();
+        session.cache.gives_listing(names.dir(), session.under(names), is_end).await;
+        Answer::Bytes(self.bytes)
+    }
+}
+
 async fn read_dir(
     session: &Session,
     dir: FileId,
@@ -67,6 +76,7 @@ fn dots(
 
 pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let ReadIn { offset, size, .. } = request.argument()?;
+    let names = session.names_of(request.file);
     let found = read_dir(session, request.file, offset, false).await.map_err(|failure| errno(&failure))?;
     let mut listing = Listing::new(size);
     let mut room = true;
@@ -77,7 +87,7 @@ pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answ
         let shown = session.nodes.shown(found.file());
         room = room && listing.add(&[], shown, found.cookie, found.kind, &found.name);
     }
-    Ok(Answer::Bytes(listing.bytes))
+    Ok(listing.answer(session, names).await)
 }
 
 pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<Answer, Errno> {
@@ -116,7 +126,7 @@ pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<
             session.cache.is_answered(attr.file(), attr.size);
         }
     }
-    Ok(Answer::Bytes(listing.bytes))
+    Ok(listing.answer(session, names).await)
 }
 
 /// A name with the attributes of its file; none if they cannot be read.

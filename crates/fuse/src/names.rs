@@ -14,9 +14,6 @@ use zerocopy::{FromBytes, IntoBytes};
 /// A name in a directory.
 type Place<'a> = (FileId, &'a [u8]);
 
-/// Most times that a rename waits until the kernel does not use the old name any more, a second each.
-const MOST_WAITS: u32 = 10;
-
 impl Session {
     /// The file of a node that a request names beside its own.
     pub(crate) fn file(&self, nodeid: u64) -> Result<FileId, Errno> {
@@ -153,7 +150,9 @@ impl Session {
         let old = (request.file, request.name(skip, 0)?);
         let new = (self.file(new_dir)?, request.name(skip, 1)?);
         let moves = [(old, new), (new, old)];
-        self.names_move(if rename.exchange { &moves } else { &moves[..1] }).await?;
+        let moves = if rename.exchange { &moves[..] } else { &moves[..1] };
+        let _moving = self.cache.names_move(&[old, new]);
+        self.before_names_move(moves).await?;
         let replaced =
             self.client.rename(request.file.branch, rename).await.map_err(|failure| errno(&failure))?;
         replaced.iter().for_each(|attr| self.nodes.unlinked(attr));
@@ -162,27 +161,36 @@ impl Session {
 
     /// The kernel is about to move names from one place to another. It goes on using each for as long as it
     /// would have used the old one, so the new directory must have a lease by then, under which the name can
-    /// be told to expire. If there is none to be had, the old names expire first.
-    async fn names_move(&self, moves: &[(Place<'_>, Place<'_>)]) -> Result<(), Errno> {
-        let env = self.cache.env();
-        for _ in 0..MOST_WAITS {
-            let ends = moves.iter().filter_map(|((dir, name), _)| self.cache.name_ends(*dir, name));
-            let Some(end) = ends.max() else { break };
-            let has_lease = |(_, (dir, _)): &(Place<'_>, Place<'_>)| {
-                self.client.caches_names(*dir, self.client.lease_on_names(*dir))
-            };
-            if !moves.iter().all(has_lease) {
-                for (_, (dir, _)) in moves {
-                    self.client.get_attr(*dir).await.map_err(|failure| errno(&failure))?;
+    /// be told to expire. If there is none to be had, the old names expire first. The kernel gets none of
+    /// them meanwhile.
+    ///
+    /// A name that the kernel is being told to forget, and that stays in its directory, needs no other lease:
+    /// the one that is revoked lasts until the kernel has forgotten the new name too.
+    async fn before_names_move(&self, moves: &[(Place<'_>, Place<'_>)]) -> Result<(), Errno> {
+        let ends = moves.iter().filter_map(|((dir, name), _)| self.cache.name_ends(*dir, name));
+        let Some(end) = ends.max() else { return Ok(()) };
+        let has_lease = |dir: FileId| self.client.caches_names(dir, self.client.lease_on_names(dir));
+        let is_covered = |((dir, name), (to, _)): &(Place<'_>, Place<'_>)| {
+            has_lease(*to) || dir == to && !self.cache.has_name(*dir, name)
+        };
+        if !moves.iter().all(is_covered) {
+            for (_, (dir, _)) in moves {
+                self.client.get_attr(*dir).await.map_err(|failure| errno(&failure))?;
+            }
+        }
+        if moves.iter().all(is_covered) {
+            // In the same step: a lease that is revoked from here on takes the new names with it. The kernel
+            // has both directories locked, and takes in a notice on the new name after the rename only.
+            for (old, new) in moves {
+                self.cache.moves_name(*old, *new);
+                if has_lease(new.0) {
+                    self.cache.gives_name(new.0, new.1);
                 }
             }
-            if moves.iter().all(has_lease) {
-                // In the same step: a lease that is revoked from here on takes the new names with it.
-                moves.iter().for_each(|(_, (dir, name))| self.cache.gives_name(*dir, name));
-                break;
-            }
-            env.sleep(end.saturating_sub(env.now())).await;
+            return Ok(());
         }
+        let env = self.cache.env();
+        env.sleep(end.saturating_sub(env.now())).await;
         Ok(())
     }
 

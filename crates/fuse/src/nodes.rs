@@ -31,7 +31,6 @@ struct Node {
     file: FileId,
     /// Replies that named it, less what the kernel has forgotten; at least 1.
     lookups: u64,
-    is_directory: bool,
     state: State,
 }
 
@@ -86,13 +85,6 @@ impl Nodes {
         }
     }
 
-    /// The nodes of all directories that the kernel knows.
-    pub(crate) fn directories(&self) -> Vec<u64> {
-        let table = self.table.borrow();
-        let known = table.nodes.iter().filter(|(_, node)| node.is_directory).map(|(nodeid, _)| *nodeid);
-        known.chain([ROOT_ID]).collect()
-    }
-
     /// The inode number of a file that programs see.
     pub(crate) fn shown(&self, file: FileId) -> u64 {
         if file == self.root { ROOT_ID } else { file.ino.0 }
@@ -115,10 +107,7 @@ impl Nodes {
             *last += 1;
             *last
         });
-        let node = nodes.entry(nodeid).or_insert_with(|| {
-            let is_directory = is_directory(attr);
-            Node { file, lookups: 0, is_directory, state: State::Named }
-        });
+        let node = nodes.entry(nodeid).or_insert(Node { file, lookups: 0, state: State::Named });
         assert_eq!(node.file, file, "a node is of one file");
         node.lookups += 1;
         nodeid

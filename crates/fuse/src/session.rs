@@ -6,6 +6,7 @@ use crate::cache::Cache;
 use crate::capabilities::Capabilities;
 use crate::device::{Answer, Device, Request};
 use crate::latency::FuseLatency;
+use crate::listed::Under;
 use crate::nodes::Nodes;
 use crate::{CONGESTION, MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::{StreamExt, stream};
@@ -56,6 +57,13 @@ const WANTED: u32 = init::ASYNC_READ
 pub(crate) struct NamesOf {
     dir: FileId,
     lease: Option<u64>,
+}
+
+impl NamesOf {
+    /// The directory.
+    pub(crate) fn dir(self) -> FileId {
+        self.dir
+    }
 }
 
 /// The state of one session with the kernel.
@@ -268,9 +276,14 @@ impl Session {
 
     /// The time for which the kernel may keep a name that it gets now, as [`Self::valid`] for attributes. The
     /// name was asked for after `names` was made.
+    ///
+    /// Zero for a name that a rename moves: the kernel takes the time along to the new name.
     pub(crate) fn valid_name(&self, names: NamesOf, name: &[u8]) -> Duration {
         if self.client.is_alone() {
             return self.longest();
+        }
+        if self.cache.does_move(names.dir, name) {
+            return Duration::ZERO;
         }
         match self.client.caches_names(names.dir, names.lease) {
             true => {
@@ -279,6 +292,14 @@ impl Session {
             }
             false => Duration::ZERO,
         }
+    }
+
+    /// The reason why nobody else has changed a directory since `names` was made; none if somebody may have.
+    pub(crate) fn under(&self, names: NamesOf) -> Option<Under> {
+        if self.client.is_alone() {
+            return Some(Under::Alone);
+        }
+        names.lease.filter(|_| self.client.caches_names(names.dir, names.lease)).map(Under::Lease)
     }
 
     fn longest(&self) -> Duration {

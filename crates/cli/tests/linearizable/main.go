@@ -1,7 +1,12 @@
 // Checks histories of file operations for linearizability with porcupine.
 //
-// Reads one JSON object for each operation from the files named, groups them by model and key, and prints a line for
-// each group. The exit status is 1 when a group is not linearizable, or could not be decided in time.
+// Reads one JSON object for each operation from the files named, groups them by model and key, and prints a
+// line for each group. The exit status is 1 when a group is not linearizable, or could not be decided in
+// time.
+//
+// An operation whose outcome nobody knows, because its client was killed, has the outcome "?" and returns at
+// the end of time: it may have taken effect at any moment since its call, or never, which is as good as at
+// the end.
 package main
 
 import (
@@ -16,6 +21,8 @@ import (
 )
 
 const limit = 120 * time.Second
+
+const unknown = "?"
 
 type operation struct {
 	Model  string `json:"model"`
@@ -43,18 +50,22 @@ var models = map[string]porcupine.Model{
 		if op.Op == "write" {
 			return true, op.Value
 		}
-		return op.Out == state, state
+		return op.Out == unknown || op.Out == state, state
 	}),
 	// A file that only grows.
 	"log": model("", func(state string, op operation) (bool, string) {
 		if op.Op == "append" {
 			return true, state + op.Value
 		}
-		return op.Out == state, state
+		return op.Out == unknown || op.Out == state, state
 	}),
 	// A name that is made with O_EXCL and removed.
 	"name": model("", func(state string, op operation) (bool, string) {
 		switch {
+		case op.Op == "create" && op.Out == unknown:
+			return true, "there"
+		case op.Out == unknown:
+			return true, ""
 		case op.Op == "create" && state == "":
 			return op.Out == "ok", "there"
 		case op.Op == "create":
@@ -65,12 +76,22 @@ var models = map[string]porcupine.Model{
 			return op.Out == "ok", ""
 		}
 	}),
-	// A lock: tried, waited for, given up by its holder.
+	// A lock: tried, waited for, given up by its holder, or lost with the mount of its holder ("gone"), if that had it.
 	"lock": model("", func(state string, op operation) (bool, string) {
 		owner := fmt.Sprint(op.Client)
 		switch {
 		case op.Op == "unlock":
 			return state == owner, ""
+		case op.Op == "gone":
+			if state == owner {
+				return true, ""
+			}
+			return true, state
+		case op.Out == unknown:
+			if state == "" {
+				return true, owner
+			}
+			return true, state
 		case op.Out == "ok":
 			return state == "", owner
 		default:

@@ -1,70 +1,19 @@
 //! Tests a live mount that is cut off from its service for longer than its lease.
 
+use crate::line::Line;
 use crate::python::Python;
-use crate::remote_mount::{OPTIONS, mount_at, mounted, up_alone};
+use crate::remote_mount::{OPTIONS, mount_at, mount_in, up_alone};
 use crate::store::{Store, can_mount, is_alive, shell, wait_until};
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 const FILE_BYTES: usize = 1 << 20;
 /// Longer than the lease of these stores, which is 3 s.
 const LAPSE: Duration = Duration::from_secs(5);
-
-/// A proxy between a mount and its service that can stop forwarding.
-struct Line {
-    /// True while it forwards.
-    open: Arc<(Mutex<bool>, Condvar)>,
-}
-
-impl Line {
-    /// Listens in `folder` and forwards to the instance in `service`.
-    fn new(folder: &Path, service: &Path) -> Self {
-        std::fs::create_dir_all(folder).unwrap();
-        let listener = UnixListener::bind(folder.join("data.sock")).unwrap();
-        let open = Arc::new((Mutex::new(true), Condvar::new()));
-        let (gate, to) = (open.clone(), service.join("data.sock"));
-        std::thread::spawn(move || {
-            for mount in listener.incoming().map_while(Result::ok) {
-                Self::wait(&gate);
-                let Ok(service) = UnixStream::connect(&to) else { continue };
-                for (from, to) in [(&mount, &service), (&service, &mount)] {
-                    let (from, to, gate) = (from.try_clone().unwrap(), to.try_clone().unwrap(), gate.clone());
-                    std::thread::spawn(move || Self::forward(from, to, &gate));
-                }
-            }
-        });
-        Self { open }
-    }
-
-    fn wait(gate: &(Mutex<bool>, Condvar)) {
-        drop(gate.1.wait_while(gate.0.lock().unwrap(), |open| !*open).unwrap());
-    }
-
-    fn forward(mut from: UnixStream, mut to: UnixStream, gate: &(Mutex<bool>, Condvar)) {
-        let mut bytes = vec![0; 1 << 20];
-        loop {
-            let len = from.read(&mut bytes).unwrap_or(0);
-            Self::wait(gate);
-            if len == 0 || to.write_all(&bytes[..len]).is_err() {
-                // Closes the other direction as well.
-                let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
-                return;
-            }
-        }
-    }
-
-    fn set(&self, open: bool) {
-        *self.open.0.lock().unwrap() = open;
-        self.open.1.notify_all();
-    }
-}
 
 /// Reads the byte in the middle of a file on another thread.
 fn read_soon(file: &File) -> Receiver<std::io::Result<u8>> {
@@ -174,11 +123,7 @@ impl CutOff {
         let folder = store.home.join("line");
         let line = Line::new(&folder, &store.dir);
         let (mount, other) = (store.home.join("cut-off"), store.home.join("other"));
-        let mut command = Store::program();
-        let output =
-            command.arg("--dir").arg(&folder).arg("mount").arg(&mount).arg("--detach").output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let pid = mounted(&String::from_utf8_lossy(&output.stdout));
+        let pid = mount_in(&folder, &mount);
         std::fs::write(mount.join("file"), vec![b'o'; FILE_BYTES]).unwrap();
         Self { store, line, mount, other, pid }
     }

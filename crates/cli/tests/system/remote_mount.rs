@@ -23,7 +23,15 @@ fn mount(store: &Store) -> u32 {
 }
 
 pub fn mount_at(store: &Store, path: &Path) -> u32 {
-    mounted(&store.ok(&["mount", path.to_str().unwrap(), "--detach"]))
+    mount_in(&store.dir, path)
+}
+
+/// Mounts what is served in a folder.
+pub fn mount_in(folder: &Path, path: &Path) -> u32 {
+    let mut command = Store::program();
+    let output = command.arg("--dir").arg(folder).arg("mount").arg(path).arg("--detach").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    mounted(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// Returns the process id in the output of `mount --detach`.
@@ -38,7 +46,7 @@ pub fn kill(signal: &str, pid: u32) {
     wait_until("the process is gone", || !is_alive(pid));
 }
 
-fn remote_sessions(store: &Store) -> usize {
+pub fn remote_sessions(store: &Store) -> usize {
     let status = store.json(&["status"]);
     status["sessions"].as_array().unwrap().iter().filter(|session| session["remote"] == true).count()
 }

@@ -11,6 +11,7 @@ mod faults;
 mod files;
 mod full;
 mod golden;
+mod hours;
 mod lapse;
 mod load;
 mod mischief;

@@ -17,7 +17,7 @@ struct Line {
     release: bool,
 }
 
-const LINES: [Line; 6] = [
+const LINES: [Line; 7] = [
     Line::new(
         "01.1",
         "real input through the mount",
@@ -50,6 +50,14 @@ const LINES: [Line; 6] = [
     Line {
         release: true,
         ..Line::new("01.6", "speed beside its ceiling", &[("penstock-cli", Some(("system", "show_speed")))])
+    },
+    Line {
+        release: true,
+        ..Line::new(
+            "14.5",
+            "rates beside an idle mount, and beside silent and hostile connections",
+            &[("penstock-cli", Some(("system", "show_beside")))],
+        )
     },
 ];
 

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)]
 
 mod bad_days;
+mod beside;
 mod campaign;
 mod churn;
 mod databases;

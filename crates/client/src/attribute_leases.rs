@@ -89,28 +89,16 @@ impl AttributeLeases {
         self.void.set(0);
     }
 
-    /// Gives back the leases that were not used for [`IDLE`], except those under which the kernel has a
-    /// listing. Returns the inodes of those too. Looks for them every [`LOOK`] only.
-    pub(crate) fn release_idle(
-        &self,
-        now: Duration,
-        has_listing: impl Fn(FileId) -> bool,
-    ) -> (Vec<ReleasedLease>, Vec<FileId>) {
+    /// Gives back the leases that were not used for [`IDLE`]. Looks for them every [`LOOK`] only.
+    pub(crate) fn release_idle(&self, now: Duration) -> Vec<ReleasedLease> {
         if now < self.looked.get() + LOOK {
-            return Default::default();
+            return Vec::new();
         }
         assert!(now >= self.looked.get(), "time goes on");
         self.looked.set(now);
-        let is_idle = |held: &Held| held.used + IDLE <= now;
-        let mut all = self.held.borrow_mut();
-        let listed: Vec<FileId> = all
-            .iter()
-            .filter(|(file, held)| is_idle(held) && has_listing(**file))
-            .map(|(file, _)| *file)
-            .collect();
         let idle: Vec<(FileId, Held)> =
-            all.extract_if(|file, held| is_idle(held) && !has_listing(*file)).collect();
-        (idle.into_iter().map(|(file, held)| self.release(file, held.grant)).collect(), listed)
+            self.held.borrow_mut().extract_if(|_, held| held.used + IDLE <= now).collect();
+        idle.into_iter().map(|(file, held)| self.release(file, held.grant)).collect()
     }
 
     fn release(&self, file: FileId, grant: u64) -> ReleasedLease {
@@ -167,12 +155,8 @@ mod tests {
         assert!(leases.take(&attr(MOST as u64 + 1, MOST as u64 + 1), start).is_some());
         let later = start + IDLE;
         assert!(leases.is_used(FILE, 7, later));
-        let none = |_| false;
-        assert_eq!(leases.release_idle(later, none).0.len(), MOST - 1);
+        assert_eq!(leases.release_idle(later).len(), MOST - 1);
         assert_eq!(leases.of(FILE), Some(7));
-        assert_eq!(leases.release_idle(later + IDLE, |file| file == FILE), (Vec::new(), vec![FILE]));
-        assert_eq!(leases.of(FILE), Some(7), "the kernel has a listing");
-        assert_eq!(leases.release_idle(later + 2 * IDLE, none).0.len(), 1);
-        assert_eq!(leases.release_idle(later + 2 * IDLE, none), Default::default());
+        assert!(leases.release_idle(later + IDLE).len() == 1 && leases.release_idle(later + IDLE).is_empty());
     }
 }

@@ -15,21 +15,11 @@ pub trait KernelCache {
     /// Drops the pages of these bytes of a file; pages that programs have changed are written back first.
     /// Waits for requests that have such a page locked.
     fn drop_pages(&self, file: FileId, bytes: Range<u64>) -> LocalBoxFuture<'_, ()>;
-    /// Completes when the kernel no longer uses a name, an attribute or a listing that it got before this
-    /// call.
+    /// Completes when the kernel no longer uses a name or an attribute that it got before this call.
     fn names_expire(&self) -> LocalBoxFuture<'_, ()>;
     /// Completes when the kernel no longer uses attributes of an inode that it got before this call, nor
-    /// names or the listing of a directory. A kernel that caches none has nothing to do.
+    /// names of a directory. A kernel that caches none has nothing to do.
     fn forget_attributes(&self, _file: FileId) -> LocalBoxFuture<'_, ()> {
-        Box::pin(async {})
-    }
-    /// True if the kernel may have a listing of a directory, which it keeps without a limit of time.
-    fn has_listing(&self, _dir: FileId) -> bool {
-        false
-    }
-    /// Drops all listings of directories. After a restart one may name what is lost, and the times of the
-    /// directory may be the same. A kernel that keeps none has nothing to do.
-    fn drop_listings(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
     }
     /// Drops the pages that programs see, of files with these sizes, while no request is answered. Pages that

@@ -453,16 +453,9 @@ impl Leases {
         }
     }
 
-    /// Gives back the leases on attributes that were not used for long. Returns the directories of which the
-    /// kernel must drop its listing first.
-    pub(crate) fn release_idle_attributes(
-        &self,
-        now: Duration,
-        has_listing: impl Fn(FileId) -> bool,
-    ) -> Vec<FileId> {
-        let (released, listed) = self.attributes.release_idle(now, has_listing);
-        self.released.borrow_mut().extend(released);
-        listed
+    /// Gives back the leases on attributes that were not used for long.
+    pub(crate) fn release_idle_attributes(&self, now: Duration) {
+        self.released.borrow_mut().extend(self.attributes.release_idle(now));
     }
 
     /// The lease on the attributes of an inode, or on the names of a directory, is revoked up to this grant.

@@ -15,7 +15,6 @@
 use crate::file_state::FileState;
 use crate::kept::{KeptChange, KeptWrite};
 use crate::session::{Errand, PAUSE, Session};
-use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
 use penstock_base::{Branch, ErrorKind, FileId};
 use penstock_wire::data::SpaceRef;
@@ -25,13 +24,10 @@ use penstock_wire::metadata::{
 use penstock_wire::{Failure, Kind};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
 
 /// Most open inodes or locks in one ping.
 const RECLAIMED_AT_ONCE: usize = 4096;
 const ESTALE: u16 = 116;
-/// Most time for the kernel to drop listings of directories.
-const DROP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Recovers after each restart of the service, until the session is over.
 pub(crate) async fn recovery_task(session: Rc<Session>) {
@@ -44,10 +40,6 @@ pub(crate) async fn recovery_task(session: Rc<Session>) {
         }
         let round = Round::begin(&session);
         let done = round.recover().await;
-        if let Some(cache) = session.kernel().cache().filter(|_| done.is_ok()) {
-            // Before programs ask for anything again.
-            timeout(session.env(), DROP_LIMIT, cache.drop_listings()).await;
-        }
         if round.is_over() {
             // The service was started once more.
             continue;

@@ -18,7 +18,7 @@ const PINGS: u32 = 4;
 pub(crate) async fn watch_task(session: Rc<Session>) {
     let leases = session.leases();
     while !session.is_over() {
-        release_idle(&session);
+        leases.release_idle_attributes(session.env().now());
         let (released, resigned) = (leases.take_released(), leases.take_resigned());
         let era = session.era();
         let wait = !leases.has_more_to_report();
@@ -51,22 +51,6 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
             // Also a client that uses only names, and never asks for a lease, may be beside others.
             false => leases.meet_others(),
         }
-    }
-}
-
-/// Gives back leases on attributes that were not used for long. Those under which the kernel has the listing
-/// of a directory come with a later look, when the kernel has dropped that.
-fn release_idle(session: &Rc<Session>) {
-    let cache = session.kernel().cache();
-    let has_listing = |dir| cache.as_ref().is_some_and(|cache| cache.has_listing(dir));
-    let listed = session.leases().release_idle_attributes(session.env().now(), has_listing);
-    if let Some(cache) = cache.clone().filter(|_| !listed.is_empty()) {
-        let drop = async move {
-            for dir in listed {
-                cache.forget_attributes(dir).await;
-            }
-        };
-        session.env().spawn("idle listings", Box::pin(drop));
     }
 }
 

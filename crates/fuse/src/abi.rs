@@ -39,7 +39,9 @@ pub(crate) mod op {
     pub(crate) const REMOVEXATTR: u32 = 24;
     pub(crate) const FLUSH: u32 = 25;
     pub(crate) const INIT: u32 = 26;
+    pub(crate) const OPENDIR: u32 = 27;
     pub(crate) const READDIR: u32 = 28;
+    pub(crate) const RELEASEDIR: u32 = 29;
     pub(crate) const FSYNCDIR: u32 = 30;
     pub(crate) const GETLK: u32 = 31;
     pub(crate) const SETLK: u32 = 32;
@@ -71,7 +73,6 @@ pub(crate) mod init {
     pub(crate) const POSIX_ACL: u32 = 1 << 20;
     pub(crate) const MAX_PAGES: u32 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u32 = 1 << 23;
-    pub(crate) const NO_OPENDIR_SUPPORT: u32 = 1 << 24;
     pub(crate) const HANDLE_KILLPRIV_V2: u32 = 1 << 28;
     pub(crate) const SETXATTR_EXT: u32 = 1 << 29;
     /// `flags2` contains more flags.

@@ -17,7 +17,6 @@ use crate::given::{AllGiven, Name};
 use crate::guard::abort;
 use crate::hide::{Left, Part, hide};
 use crate::known::KnownSizes;
-use crate::listed::{AllListed, Under};
 use crate::locked::Locked;
 use crate::looks::Looks;
 use crate::nodes::Nodes;
@@ -117,7 +116,6 @@ pub(crate) struct Cache {
     pub(crate) asker: Asker,
     /// The names and attributes that the kernel got under leases.
     given: RefCell<AllGiven>,
-    listed: AllListed,
     /// Names that renames move now.
     moving: RefCell<Vec<Name>>,
     /// True if the kernel knows notices that let names expire.
@@ -150,7 +148,6 @@ impl Cache {
             looks: Looks::default(),
             asker: Asker::new(env, mount, connection),
             given: RefCell::default(),
-            listed: AllListed::default(),
             moving: RefCell::default(),
             expires: Cell::new(false),
         })
@@ -283,29 +280,6 @@ impl Cache {
     /// True if a rename moves this name now.
     pub(crate) fn does_move(&self, dir: FileId, name: &[u8]) -> bool {
         self.moving.borrow().iter().any(|(other, moved)| *other == dir && **moved == *name)
-    }
-
-    /// The kernel gets a part of the listing of a directory, or its end if that is empty. `under` is the
-    /// reason why nobody else has changed the directory since the part was asked for.
-    pub(crate) async fn gives_listing(&self, dir: FileId, under: Option<Under>, is_end: bool) {
-        if !is_end {
-            self.listed.gives(dir, under, |dir| self.nodes.node(dir).is_some());
-        } else if !self.listed.is_kept(dir, under) {
-            self.drop_listings_of(vec![dir]).await;
-        }
-    }
-
-    /// Makes the kernel drop its listings of these directories. It locks their pages for moments only.
-    async fn drop_listings_of(&self, dirs: Vec<FileId>) {
-        let (device, mark) = (self.device.clone(), self.listed.mark());
-        let nodes: Vec<u64> = dirs.iter().filter_map(|dir| self.nodes.node(*dir)).collect();
-        let drop_all = move || nodes.iter().try_for_each(|node| drop_pages_now(&device, *node, 0..u64::MAX));
-        match penstock_worker::blocking(drop_all).await {
-            Ok(()) => dirs.into_iter().for_each(|dir| self.listed.dropped(dir, mark)),
-            Err(error) => {
-                tracing::error!(%error, "the kernel does not drop listings of directories: they may be stale");
-            }
-        }
     }
 
     /// Makes the kernel request the attributes of an inode again before it uses them. Waits for no page.
@@ -447,7 +421,6 @@ impl KernelCache for Cache {
             }
         }
         Box::pin(async move {
-            self.drop_listings().await;
             let hidden = self.hide_parts(parts, within).await;
             let failed = hidden.is_err();
             if let Err(why) = hidden
@@ -474,17 +447,10 @@ impl KernelCache for Cache {
         let number = self.given.borrow_mut().forget(file);
         let forgetting = number.map(|number| Forgetting { given: &self.given, number });
         Box::pin(async move {
-            let settled = forgetting.as_ref().and_then(|forgetting| forgetting.settled(self.env.now()));
-            if let Some(settled) = settled {
-                self.env.sleep(settled.saturating_sub(self.env.now())).await;
-            }
-            if self.listed.has(file) {
-                // With its attributes.
-                self.drop_listings_of(vec![file]).await;
-            } else if settled.is_some() {
-                self.drop_attributes(file).await;
-            }
-            let Some(forgetting) = forgetting.filter(|_| settled.is_some()) else { return };
+            let Some(forgetting) = forgetting else { return };
+            let Some(settled) = forgetting.settled(self.env.now()) else { return };
+            self.env.sleep(settled.saturating_sub(self.env.now())).await;
+            self.drop_attributes(file).await;
             let (names, end) = forgetting.names(self.env.now());
             let rest = || end.saturating_sub(self.env.now());
             let Some(names) = names.filter(|names| self.expires.get() || names.is_empty()) else {
@@ -498,20 +464,8 @@ impl KernelCache for Cache {
         })
     }
 
-    fn has_listing(&self, dir: FileId) -> bool {
-        self.listed.has(dir)
-    }
-
-    fn drop_listings(&self) -> LocalBoxFuture<'_, ()> {
-        Box::pin(self.drop_listings_of(self.listed.all()))
-    }
-
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         // The timer is made here, so that the time runs from this call on.
-        let (expired, listings) = (self.env.sleep(VALID + TICKS), self.drop_listings());
-        Box::pin(async move {
-            listings.await;
-            expired.await;
-        })
+        self.env.sleep(VALID + TICKS)
     }
 }

@@ -6,6 +6,7 @@ use crate::abi::{GetxattrIn, op};
 use crate::attr::{attributes, extended};
 use crate::attributes::{changed, is_of_the_kernel};
 use crate::device::{Answer, Request};
+use crate::listing;
 use crate::session::Session;
 use penstock_client::Attr;
 use rustix::io::Errno;
@@ -27,6 +28,9 @@ pub(crate) async fn serve(session: &Session, request: &Request, attr: &Attr) -> 
         // These are about the whole file system.
         op::STATFS => session.statfs().await,
         op::FSYNCDIR => session.fsyncdir().await,
+        // The kernel lists nothing in it.
+        op::OPENDIR => Ok(listing::open()),
+        op::RELEASEDIR => Ok(Answer::Done),
         op::FORGET => session.forget(request),
         _ => Err(Errno::STALE),
     }

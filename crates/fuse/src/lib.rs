@@ -23,7 +23,6 @@ mod guard;
 mod hide;
 mod known;
 mod latency;
-mod listed;
 mod listing;
 mod locked;
 mod locks;

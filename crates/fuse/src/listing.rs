@@ -1,9 +1,14 @@
 //! Serves requests that list directories.
+//!
+//! The kernel caches no listing. It would show one again for as long as it knows no other time of the
+//! directory, which a user may set back, and a program that begins anew in a directory asks for no time. A
+//! listing that is cached cannot be dropped safely either: the kernel has its pages locked while it copies
+//! them into a program's memory, which may wait for that program as long as it likes.
 
-use crate::abi::{Dirent, EntryOut, ReadIn};
+use crate::abi::{Dirent, EntryOut, OpenOut, ReadIn};
 use crate::attr::{entry, errno};
 use crate::device::{Answer, Request};
-use crate::session::{NamesOf, Session};
+use crate::session::Session;
 use penstock_base::num::to_u32;
 use penstock_base::{ErrorKind, FileId};
 use penstock_client::{Attr, Failure};
@@ -45,15 +50,6 @@ impl Listing {
     }
 }
 
-impl Listing {
-    /// The reply to a request for a directory that was begun after `names` was made.
-    async fn answer(self, session: &Session, names: NamesOf) -> Answer {
-        let is_end = self.bytes.is_empty();
-        session.cache.gives_listing(names.dir(), session.under(names), is_end).await;
-        Answer::Bytes(self.bytes)
-    }
-}
-
 async fn read_dir(
     session: &Session,
     dir: FileId,
@@ -62,6 +58,12 @@ async fn read_dir(
 ) -> Result<ReadDirReply, Failure> {
     let request = ReadDirRequest { dir: dir.ino.0, after: offset, limit: LIMIT, attributes, lease: false };
     session.client.read_dir(dir.branch, request).await
+}
+
+/// Builds the reply to OPENDIR. Without a flag in it the kernel caches no listing; without OPENDIR, every
+/// one.
+pub(crate) fn open() -> Answer {
+    Answer::of(&OpenOut { fh: 0, open_flags: 0, padding: 0 })
 }
 
 /// The entries of a directory that the service does not list, behind an offset.
@@ -76,7 +78,6 @@ fn dots(
 
 pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let ReadIn { offset, size, .. } = request.argument()?;
-    let names = session.names_of(request.file);
     let found = read_dir(session, request.file, offset, false).await.map_err(|failure| errno(&failure))?;
     let mut listing = Listing::new(size);
     let mut room = true;
@@ -87,7 +88,7 @@ pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answ
         let shown = session.nodes.shown(found.file());
         room = room && listing.add(&[], shown, found.cookie, found.kind, &found.name);
     }
-    Ok(listing.answer(session, names).await)
+    Ok(Answer::Bytes(listing.bytes))
 }
 
 pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<Answer, Errno> {
@@ -126,7 +127,7 @@ pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<
             session.cache.is_answered(attr.file(), attr.size);
         }
     }
-    Ok(listing.answer(session, names).await)
+    Ok(Answer::Bytes(listing.bytes))
 }
 
 /// A name with the attributes of its file; none if they cannot be read.

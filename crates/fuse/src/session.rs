@@ -6,7 +6,6 @@ use crate::cache::Cache;
 use crate::capabilities::Capabilities;
 use crate::device::{Answer, Device, Request};
 use crate::latency::FuseLatency;
-use crate::listed::Under;
 use crate::nodes::Nodes;
 use crate::{CONGESTION, MAX_BACKGROUND, MAX_WRITE_BYTES};
 use futures_util::{StreamExt, stream};
@@ -42,7 +41,6 @@ const WANTED: u32 = init::ASYNC_READ
     | init::PARALLEL_DIROPS
     | init::MAX_PAGES
     | init::CACHE_SYMLINKS
-    | init::NO_OPENDIR_SUPPORT
     | init::DONT_MASK
     | init::POSIX_ACL
     | init::SETXATTR_EXT
@@ -57,13 +55,6 @@ const WANTED: u32 = init::ASYNC_READ
 pub(crate) struct NamesOf {
     dir: FileId,
     lease: Option<u64>,
-}
-
-impl NamesOf {
-    /// The directory.
-    pub(crate) fn dir(self) -> FileId {
-        self.dir
-    }
 }
 
 /// The state of one session with the kernel.
@@ -292,14 +283,6 @@ impl Session {
             }
             false => Duration::ZERO,
         }
-    }
-
-    /// The reason why nobody else has changed a directory since `names` was made; none if somebody may have.
-    pub(crate) fn under(&self, names: NamesOf) -> Option<Under> {
-        if self.client.is_alone() {
-            return Some(Under::Alone);
-        }
-        names.lease.filter(|_| self.client.caches_names(names.dir, names.lease)).map(Under::Lease)
     }
 
     fn longest(&self) -> Duration {

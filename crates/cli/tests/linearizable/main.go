@@ -76,7 +76,8 @@ var models = map[string]porcupine.Model{
 			return op.Out == "ok", ""
 		}
 	}),
-	// A lock: tried, waited for, given up by its holder, or lost with the mount of its holder ("gone"), if that had it.
+	// A lock: tried, waited for, given up by its holder, or lost with the mount of its holder ("gone"), if that
+	// had it.
 	"lock": model("", func(state string, op operation) (bool, string) {
 		owner := fmt.Sprint(op.Client)
 		switch {

@@ -8,6 +8,7 @@
 //! No figure makes a test fail.
 
 use crate::remote_mount::mount_at;
+use crate::speed::median;
 use crate::store::{Random, Store, can_mount};
 use penstock_bench::files::{Amount, Folder, Work};
 use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
@@ -83,7 +84,7 @@ fn attack(stream: &mut UnixStream, random: &mut Random) -> bool {
 
 /// Keeps `count` connections, and makes each of them attack if they are hostile. Returns the number of
 /// attacks.
-fn keep(dir: &Path, count: usize, hostile: bool, over: &AtomicBool, seed: u64) -> u64 {
+fn keep(dir: &Path, count: usize, hostile: bool, over: &AtomicBool) -> u64 {
     let connect = || {
         let mut stream = local::connect(dir, local::DATA).ok()?;
         stream.set_nonblocking(true).ok()?;
@@ -92,7 +93,7 @@ fn keep(dir: &Path, count: usize, hostile: bool, over: &AtomicBool, seed: u64) -
         }
         Some(stream)
     };
-    let mut random = Random(seed);
+    let mut random = Random(7);
     let mut all: Vec<Option<UnixStream>> = (0..count).map(|_| connect()).collect();
     let (mut attacks, mut next) = (0, Instant::now());
     while !over.load(Relaxed) {
@@ -169,7 +170,7 @@ impl Bench {
             if count > 0 {
                 let over = &over;
                 scope.spawn(move || {
-                    let attacks = keep(&self.store.dir, count, hostile, over, 7);
+                    let attacks = keep(&self.store.dir, count, hostile, over);
                     self.attacks.fetch_add(attacks, Relaxed);
                 });
                 std::thread::sleep(Duration::from_millis(500));
@@ -182,11 +183,6 @@ impl Bench {
         std::fs::remove_dir_all(&path).unwrap();
         rates
     }
-}
-
-fn median(mut runs: Vec<f64>) -> f64 {
-    runs.sort_by(f64::total_cmp);
-    runs[runs.len() / 2]
 }
 
 fn beside(runs: usize, connections: usize, amount: Amount) {

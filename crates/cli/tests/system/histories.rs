@@ -9,10 +9,10 @@
 //! not known.
 
 use crate::line::Line;
-use crate::remote_mount::{OPTIONS, kill, mount_in, remote_sessions, up_alone};
+use crate::remote_mount::{OPTIONS, kill, mount_in, remote_sessions, send, up_alone};
 use crate::store::{Random, Store, can_mount, wait_until};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::FileExt;
@@ -246,13 +246,6 @@ impl Site {
         self.pids.lock().unwrap()[at]
     }
 
-    /// Sends a signal to a mount without another process: what this one has open in the mount would be
-    /// flushed when that begins, which a stopped mount does not do.
-    fn signal(&self, at: usize, signal: Signal) {
-        let pid = Pid::from_raw(self.pid(at).cast_signed()).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-
     /// Kills a mount and mounts again at its place.
     fn kill(&self, at: usize) {
         kill("-9", self.pid(at));
@@ -275,9 +268,9 @@ impl Site {
                 self.lines[at].set(true);
             }
             2 => {
-                self.signal(at, Signal::STOP);
+                send(Signal::STOP, self.pid(at));
                 std::thread::sleep(moment);
-                self.signal(at, Signal::CONT);
+                send(Signal::CONT, self.pid(at));
             }
             _ => {
                 self.store.kill();

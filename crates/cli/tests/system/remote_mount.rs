@@ -1,6 +1,7 @@
 //! Tests a mount in its own process, with kills of the mount and of the service.
 
 use crate::store::{Store, can_mount, is_alive, refused, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -39,6 +40,12 @@ pub fn mounted(said: &str) -> u32 {
     let words: Vec<&str> = said.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let at = words.iter().position(|word| *word == "process").unwrap();
     words[at + 1].parse().unwrap()
+}
+
+/// Sends a signal without another process. What this one has open in a mount would be flushed when that
+/// begins, which a stopped mount does not do.
+pub fn send(signal: Signal, pid: u32) {
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
 pub fn kill(signal: &str, pid: u32) {

@@ -25,7 +25,7 @@ fn measure(folder: &Folder) -> [f64; LINES.len()] {
     })
 }
 
-fn median(mut runs: Vec<f64>) -> f64 {
+pub fn median(mut runs: Vec<f64>) -> f64 {
     runs.sort_by(f64::total_cmp);
     runs[runs.len() / 2]
 }

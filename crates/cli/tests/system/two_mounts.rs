@@ -1,10 +1,10 @@
 //! Tests two mounts of one file system by two processes, used at the same time.
 
 use crate::python::Python;
-use crate::remote_mount::{OPTIONS, kill, mount_at};
+use crate::remote_mount::{OPTIONS, kill, mount_at, send};
 use crate::store::{Store, can_mount, wait_until};
 use rustix::fs::{FlockOperation, fcntl_lock};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -204,14 +204,14 @@ fn listings_are_never_old(mounts: &[PathBuf; 2]) {
 /// new name for as long as the last look allowed, and nobody knew.
 fn moved_names_are_never_old(store: &Store, mounts: &[PathBuf; 2]) {
     let third = store.home.join("third");
-    let pid = Pid::from_raw(mount_at(store, &third).cast_signed()).unwrap();
+    let pid = mount_at(store, &third);
     let [here, there, slow] = [&mounts[0], &mounts[1], &third].map(|mount| mount.join("moves"));
     std::fs::create_dir(&here).unwrap();
     for round in 0..3 {
         write_new(&here.join("old"), b"moves");
         assert!(std::fs::metadata(slow.join("old")).is_ok() && std::fs::metadata(there.join("old")).is_ok());
         // It has a lease on the directory, and does not answer.
-        kill_process(pid, Signal::STOP).unwrap();
+        send(Signal::STOP, pid);
         let is_renamed = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -222,7 +222,7 @@ fn moved_names_are_never_old(store: &Store, mounts: &[PathBuf; 2]) {
             });
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(1800));
-                kill_process(pid, Signal::CONT).unwrap();
+                send(Signal::CONT, pid);
             });
             std::fs::rename(there.join("old"), there.join("new")).unwrap();
             is_renamed.store(true, Relaxed);
@@ -664,13 +664,10 @@ end(children)
             None => assert!(Instant::now() < give_up, "another guard"),
         }
     };
-    let signal = |signal: Signal, pid: u32| {
-        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
-    };
-    signal(Signal::STOP, next);
-    signal(Signal::KILL, other);
+    send(Signal::STOP, next);
+    send(Signal::KILL, other);
     std::thread::sleep(Duration::from_millis(500));
-    signal(Signal::CONT, next);
+    send(Signal::CONT, next);
     let is_gone = || {
         let threads = std::fs::read_dir(format!("/proc/{other}/task")).into_iter().flatten().flatten();
         let states = threads.map(|thread| std::fs::read_to_string(thread.path().join("stat")));

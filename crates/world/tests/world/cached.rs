@@ -6,7 +6,7 @@
 
 use crate::machine::{Machine, Site};
 use crate::remote::{Way, on_machine, restart};
-use crate::shared::{drop_all, end, several};
+use crate::shared::{end, hides_all, several};
 use penstock_base::{Branch, FileId, LocalBoxFuture};
 use penstock_client::{Attr, Client, KernelCache};
 use penstock_sim::World;
@@ -56,14 +56,7 @@ impl KernelCache for Names {
         })
     }
 
-    fn hide_pages<'a>(
-        &'a self,
-        files: Vec<(FileId, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(drop_all(self, files))
-    }
+    hides_all!();
 }
 
 impl Names {

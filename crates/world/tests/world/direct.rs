@@ -1,7 +1,7 @@
 //! Tests of direct writes beside programs that store into mapped pages of the same file, on one mount or two.
 
 use crate::remote::{Way, make, on_machine};
-use crate::shared::{drop_all, end, open, several};
+use crate::shared::{end, hides_all, open, several};
 use penstock_base::{Env, FileId, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose, Staged};
 use penstock_wire::data::SpaceChange;
@@ -148,14 +148,7 @@ impl KernelCache for Kernel {
         })
     }
 
-    fn hide_pages<'a>(
-        &'a self,
-        files: Vec<(FileId, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(drop_all(self, files))
-    }
+    hides_all!();
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})

@@ -1,7 +1,7 @@
 //! Tests of programs that fault pages in as fast as they can, while other clients want the file.
 
 use crate::remote::{Way, make, on_machine};
-use crate::shared::{drop_all, end, open, several};
+use crate::shared::{end, hides_all, open, several};
 use penstock_base::{Env, FileId, LocalBoxFuture};
 use penstock_client::{Client, KernelCache, Purpose};
 use std::cell::{Cell, RefCell};
@@ -103,14 +103,7 @@ impl KernelCache for Mapped {
         })
     }
 
-    fn hide_pages<'a>(
-        &'a self,
-        files: Vec<(FileId, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(drop_all(self, files))
-    }
+    hides_all!();
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})
@@ -201,14 +194,7 @@ impl KernelCache for Slow {
         })
     }
 
-    fn hide_pages<'a>(
-        &'a self,
-        files: Vec<(FileId, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(drop_all(self, files))
-    }
+    hides_all!();
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})

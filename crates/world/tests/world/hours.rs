@@ -8,7 +8,7 @@
 
 use crate::machine::{Machine, Site};
 use crate::remote::{Way, on_machine, read, restart};
-use crate::shared::{drop_all, end, several};
+use crate::shared::{end, hides_all, several};
 use futures_util::future::join_all;
 use penstock_base::env::timeout;
 use penstock_base::{Branch, ErrorKind, FileId, LocalBoxFuture};
@@ -94,14 +94,7 @@ impl KernelCache for Kernel {
         })
     }
 
-    fn hide_pages<'a>(
-        &'a self,
-        files: Vec<(FileId, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(drop_all(self, files))
-    }
+    hides_all!();
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         self.world.env().sleep(Duration::from_secs(1))

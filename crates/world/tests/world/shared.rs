@@ -110,6 +110,21 @@ pub async fn drop_all(cache: &impl KernelCache, files: Vec<(FileId, u64)>) {
     }
 }
 
+/// The `hide_pages` of a model kernel: it drops all pages of the files.
+macro_rules! hides_all {
+    () => {
+        fn hide_pages<'a>(
+            &'a self,
+            files: Vec<(penstock_base::FileId, u64)>,
+            _within: std::time::Duration,
+            _lasts: &'a dyn Fn() -> bool,
+        ) -> penstock_base::LocalBoxFuture<'a, ()> {
+            Box::pin(crate::shared::drop_all(self, files))
+        }
+    };
+}
+pub(crate) use hides_all;
+
 impl KernelCache for Pages {
     fn drop_pages(&self, file: FileId, _bytes: Range<u64>) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
@@ -124,14 +139,7 @@ impl KernelCache for Pages {
         })
     }
 
-    fn hide_pages<'a>(
-        &'a self,
-        files: Vec<(FileId, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(drop_all(self, files))
-    }
+    hides_all!();
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         self.world.env().sleep(Duration::from_secs(1))
@@ -829,14 +837,7 @@ impl KernelCache for Locked {
         })
     }
 
-    fn hide_pages<'a>(
-        &'a self,
-        files: Vec<(FileId, u64)>,
-        _within: Duration,
-        _lasts: &'a dyn Fn() -> bool,
-    ) -> LocalBoxFuture<'a, ()> {
-        Box::pin(drop_all(self, files))
-    }
+    hides_all!();
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async {})

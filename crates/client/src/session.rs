@@ -576,8 +576,10 @@ impl Session {
             if start != 0 && self.restarts.generation() != Some(start) {
                 continue;
             }
-            // It may have been answered before everything was sent again to the present start.
-            if waits && sequence == 0 && self.kept.is_on() && self.restarts.changes() != changes {
+            // It may have been answered before everything was sent again to the present start, and before
+            // open files were reported. A file that is open from its creation was not among them: the service
+            // counts it once it is asked again.
+            if waits && self.kept.is_on() && self.restarts.changes() != changes {
                 continue;
             }
             match result {

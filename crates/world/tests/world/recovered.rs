@@ -6,17 +6,21 @@
 use crate::machine::{Machine, Site};
 use crate::remote::{Way, on_machine, restart};
 use crate::shared::{end, several};
-use penstock_base::{Branch, FileId};
-use penstock_client::{Client, Purpose};
+use penstock_base::{Branch, FileId, LocalBoxFuture};
+use penstock_client::{Client, Failure, Purpose};
+use penstock_fabric::Remote;
 use penstock_sim::World;
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::{
     Attr, LockChange, LockRequest, MakeRequest, ReadDirRequest, RenameRequest, SetAttrRequest, Time,
     XattrRequest,
 };
+use penstock_wire::{Frame, Kind, Transport};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 const CLIENTS: usize = 4;
 const NAMES: u64 = 6;
@@ -353,7 +357,7 @@ async fn live(seed: u64, site: &Site, machine: Machine) -> u32 {
 fn what_was_acknowledged_is_there_after_every_restart() {
     let mut restarts = 0;
     for seed in penstock_sim::seeds(0..12) {
-        let counted = std::cell::Cell::new(0);
+        let counted = Cell::new(0);
         on_machine(seed, async |site, machine| counted.set(live(seed, site, machine).await));
         restarts += counted.get();
     }
@@ -371,7 +375,7 @@ fn a_recovery_ends_however_many_requests_wait_for_it() {
         let client = clients[1].clone();
         let env = machine.world.env();
         let file = crate::remote::make(&client, "locked").await.unwrap();
-        let done = Rc::new(std::cell::Cell::new(0));
+        let done = Rc::new(Cell::new(0));
         const TASKS: u64 = 800;
         for task in 0..TASKS {
             let (client, done) = (client.clone(), done.clone());
@@ -403,5 +407,79 @@ fn a_recovery_ends_however_many_requests_wait_for_it() {
         assert_eq!(done.get(), TASKS, "requests wait for ever");
         client.release(file).await.unwrap();
         end(machine, vec![client.clone(), client], remotes).await;
+    });
+}
+
+/// A connection on which the first reply to a creation is lost for a while, and all others are late.
+struct Lossy {
+    remote: Rc<Remote>,
+    loses: Cell<bool>,
+    again: Notify,
+    others: Notify,
+}
+
+impl Transport for Lossy {
+    fn call(&self, request: Frame) -> LocalBoxFuture<'_, Result<Frame, Failure>> {
+        Box::pin(async move {
+            let kind = request.header.kind;
+            let reply = self.remote.call(request.clone()).await;
+            match kind {
+                Kind::Make if self.loses.get() => {
+                    self.again.notified().await;
+                    self.remote.call(request).await
+                }
+                _ if self.loses.get() => {
+                    self.others.notified().await;
+                    reply
+                }
+                _ => reply,
+            }
+        })
+    }
+}
+
+/// The service dies after it has made a file durable that is open from the start, before the reply arrives,
+/// and the client's lease time runs out. Regression: the reply of the next start waited for the lease time
+/// while open files were reported, and the file was not among them. Another client removed the name, and what
+/// was open was gone.
+#[test]
+fn a_file_that_was_made_while_the_service_died_stays_open() {
+    on_machine(301, async |site, machine| {
+        let way = Way::new(&machine);
+        let (mut clients, remotes) = several(&machine, &way, 2).await;
+        let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+        let (loses, again, others) = (Cell::new(false), Notify::new(), Notify::new());
+        let lossy = Rc::new(Lossy { remote, loses, again, others });
+        let client = Client::connect(&machine.env, lossy.clone(), "lossy").await.unwrap();
+        // From here on it takes part.
+        client.release(crate::remote::make(&client, "before").await.unwrap()).await.unwrap();
+        lossy.loses.set(true);
+        let env = machine.world.env();
+        let (made, maker) = (Rc::new(Cell::new(None)), client.clone());
+        let result = made.clone();
+        let work = async move { result.set(Some(crate::remote::make(&maker, "made").await.unwrap())) };
+        env.spawn("make", Box::pin(work));
+        env.sleep(Duration::from_secs(1)).await;
+        let other = crate::remote::make(&clients[1], "other").await.unwrap();
+        clients[1].fsync(other).await.unwrap();
+        clients[1].release(other).await.unwrap();
+        env.sleep(penstock_session::LEASE * 3 / 4).await;
+        let machine = restart(site, machine, &way, Duration::ZERO).await;
+        lossy.again.notify_waiters();
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(made.get().is_none(), "the reply waits for the lease time");
+        lossy.loses.set(false);
+        lossy.others.notify_waiters();
+        env.sleep(penstock_session::LEASE).await;
+        let file = made.get().expect("it is made");
+        clients[1].unlink(clients[1].root(), b"made", false).await.unwrap();
+        env.sleep(Duration::from_secs(5)).await;
+        client.write(file, 0, b"there").await.unwrap();
+        client.fsync(file).await.unwrap();
+        assert_eq!(crate::remote::read(&client, file).await, b"there");
+        client.release(file).await.unwrap();
+        clients.push(client);
+        end(machine, clients, remotes).await;
+        lossy.remote.close();
     });
 }

@@ -52,48 +52,6 @@ struct Noticed {
     ended: Duration,
 }
 
-/// Names that a rename moves, until this is dropped.
-pub(crate) struct NamesMove<'a> {
-    moving: &'a RefCell<Vec<Name>>,
-    names: Vec<Name>,
-}
-
-impl Drop for NamesMove<'_> {
-    fn drop(&mut self) {
-        let mut moving = self.moving.borrow_mut();
-        for name in &self.names {
-            let at = moving.iter().position(|other| other == name).expect("it moves until now");
-            moving.swap_remove(at);
-        }
-    }
-}
-
-/// The kernel is told to forget a part of what it was given, until this is dropped.
-struct Forgetting<'a> {
-    given: &'a RefCell<AllGiven>,
-    number: u64,
-}
-
-impl Forgetting<'_> {
-    fn settled(&self, now: Duration) -> Option<Duration> {
-        self.given.borrow().forgotten(self.number).settled(now)
-    }
-
-    fn names(&self, now: Duration) -> (Option<Vec<Box<[u8]>>>, Duration) {
-        self.given.borrow().forgotten(self.number).names(now)
-    }
-
-    fn take_moved(&self) -> Vec<Name> {
-        self.given.borrow_mut().take_moved(self.number)
-    }
-}
-
-impl Drop for Forgetting<'_> {
-    fn drop(&mut self) {
-        self.given.borrow_mut().end(self.number);
-    }
-}
-
 /// The kernel's caches of one mount, and the tables that say what they may contain.
 pub(crate) struct Cache {
     env: Env,
@@ -115,9 +73,7 @@ pub(crate) struct Cache {
     pub(crate) looks: Looks,
     pub(crate) asker: Asker,
     /// The names and attributes that the kernel got under leases.
-    given: RefCell<AllGiven>,
-    /// Names that renames move now.
-    moving: RefCell<Vec<Name>>,
+    pub(crate) given: AllGiven,
     /// True if the kernel knows notices that let names expire.
     expires: Cell<bool>,
 }
@@ -147,8 +103,7 @@ impl Cache {
             telling: Rc::default(),
             looks: Looks::default(),
             asker: Asker::new(env, mount, connection),
-            given: RefCell::default(),
-            moving: RefCell::default(),
+            given: AllGiven::new(env),
             expires: Cell::new(false),
         })
     }
@@ -220,31 +175,6 @@ impl Cache {
         self.expires.set(true);
     }
 
-    /// The kernel gets the attributes of an inode under a lease.
-    pub(crate) fn gives_attributes(&self, file: FileId) {
-        self.given.borrow_mut().attributes(file, self.env.now());
-    }
-
-    /// True if the kernel uses a name that it is not being told to forget.
-    pub(crate) fn has_name(&self, dir: FileId, name: &[u8]) -> bool {
-        self.given.borrow().has_name(dir, name, self.env.now())
-    }
-
-    /// A rename moves a name in the kernel. Both directories are locked there until it is answered.
-    pub(crate) fn moves_name(&self, old: (FileId, &[u8]), new: (FileId, &[u8])) {
-        self.given.borrow_mut().moves(old, new, self.env.now());
-    }
-
-    /// The time until which the kernel uses a name of a directory; none if it has not got it.
-    pub(crate) fn name_ends(&self, dir: FileId, name: &[u8]) -> Option<Duration> {
-        self.given.borrow().name_ends(dir, name, self.env.now())
-    }
-
-    /// The kernel gets a name of a directory under a lease.
-    pub(crate) fn gives_name(&self, dir: FileId, name: &[u8]) {
-        self.given.borrow_mut().name(dir, name, self.env.now());
-    }
-
     /// Makes the kernel ask for names before it uses them again. The kernel may have their directory locked
     /// for a request that waits for another client, which waits for this.
     fn expire_names(&self, names: Vec<Name>) -> impl Future<Output = ()> + 'static {
@@ -268,18 +198,6 @@ impl Cache {
                 std::future::pending().await
             }
         }
-    }
-
-    /// Begins a move of names by a rename. The kernel gets none of them until the result is dropped.
-    pub(crate) fn names_move<'a>(&'a self, names: &[(FileId, &[u8])]) -> NamesMove<'a> {
-        let names: Vec<_> = names.iter().map(|(dir, name)| (*dir, (*name).into())).collect();
-        self.moving.borrow_mut().extend(names.iter().cloned());
-        NamesMove { moving: &self.moving, names }
-    }
-
-    /// True if a rename moves this name now.
-    pub(crate) fn does_move(&self, dir: FileId, name: &[u8]) -> bool {
-        self.moving.borrow().iter().any(|(other, moved)| *other == dir && **moved == *name)
     }
 
     /// Makes the kernel request the attributes of an inode again before it uses them. Waits for no page.
@@ -444,14 +362,13 @@ impl KernelCache for Cache {
     }
 
     fn forget_attributes(&self, file: FileId) -> LocalBoxFuture<'_, ()> {
-        let number = self.given.borrow_mut().forget(file);
-        let forgetting = number.map(|number| Forgetting { given: &self.given, number });
+        let forgetting = self.given.forget(file);
         Box::pin(async move {
             let Some(forgetting) = forgetting else { return };
-            let Some(settled) = forgetting.settled(self.env.now()) else { return };
+            let Some(settled) = forgetting.settled() else { return };
             self.env.sleep(settled.saturating_sub(self.env.now())).await;
             self.drop_attributes(file).await;
-            let (names, end) = forgetting.names(self.env.now());
+            let (names, end) = forgetting.names();
             let rest = || end.saturating_sub(self.env.now());
             let Some(names) = names.filter(|names| self.expires.get() || names.is_empty()) else {
                 return self.env.sleep(rest()).await;

@@ -16,7 +16,8 @@ use penstock_wire::metadata::{DirEntry, ReadDirReply, ReadDirRequest};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-const LIMIT: u32 = 256;
+/// Most entries that are asked for at once.
+const MOST: u32 = 1024;
 /// Cookies of `.` and `..`. The cookies of names are larger.
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
@@ -50,13 +51,19 @@ impl Listing {
     }
 }
 
+/// Most entries that fit in the kernel's buffer, each after a prefix of this size.
+fn limit(room: u32, prefix: usize) -> u32 {
+    let shortest = (prefix + size_of::<Dirent>() + 1).next_multiple_of(RECORD_BYTES);
+    (room / to_u32(shortest)).clamp(1, MOST)
+}
+
 async fn read_dir(
     session: &Session,
     dir: FileId,
-    offset: u64,
+    (offset, limit): (u64, u32),
     attributes: bool,
 ) -> Result<ReadDirReply, Failure> {
-    let request = ReadDirRequest { dir: dir.ino.0, after: offset, limit: LIMIT, attributes, lease: false };
+    let request = ReadDirRequest { dir: dir.ino.0, after: offset, limit, attributes, lease: false };
     session.client.read_dir(dir.branch, request).await
 }
 
@@ -78,7 +85,8 @@ fn dots(
 
 pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let ReadIn { offset, size, .. } = request.argument()?;
-    let found = read_dir(session, request.file, offset, false).await.map_err(|failure| errno(&failure))?;
+    let part = (offset, limit(size, 0));
+    let found = read_dir(session, request.file, part, false).await.map_err(|failure| errno(&failure))?;
     let mut listing = Listing::new(size);
     let mut room = true;
     for (cookie, file, name) in dots(request.file, &found, offset) {
@@ -94,11 +102,22 @@ pub(crate) async fn readdir(session: &Session, request: &Request) -> Result<Answ
 pub(crate) async fn readdirplus(session: &Session, request: &Request) -> Result<Answer, Errno> {
     let ReadIn { offset, size, .. } = request.argument()?;
     let names = session.names_of(request.file);
-    let mut found = read_dir(session, request.file, offset, true).await.map_err(|failure| errno(&failure))?;
-    let mut entries = Vec::with_capacity(found.entries.len());
-    for entry in std::mem::take(&mut found.entries) {
-        entries.extend(listed(session, entry).await?);
-    }
+    let mut after = offset;
+    let (found, entries) = loop {
+        let part = (after, limit(size, size_of::<EntryOut>()));
+        let mut found =
+            read_dir(session, request.file, part, true).await.map_err(|failure| errno(&failure))?;
+        let last = found.entries.last().map(|entry| entry.cookie);
+        let mut entries = Vec::with_capacity(found.entries.len());
+        for entry in std::mem::take(&mut found.entries) {
+            entries.extend(listed(session, entry).await?);
+        }
+        match last {
+            // All were removed meanwhile. An empty reply would end the listing.
+            Some(last) if entries.is_empty() && !found.end => after = last,
+            _ => break (found, entries),
+        }
+    };
     // From here on nothing fails: the kernel gets every lookup that is counted.
     let mut listing = Listing::new(size);
     let mut room = true;
@@ -149,5 +168,25 @@ async fn listed(session: &Session, mut entry: DirEntry) -> Result<Option<Listed>
         // Damage of one inode hides no other one.
         Err((Errno::IO, _)) => Ok(Some(Listed { entry, attr: None })),
         Err((error, _)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Listing, MOST, limit};
+    use crate::abi::EntryOut;
+    use zerocopy::IntoBytes;
+
+    #[test]
+    fn no_entry_is_asked_for_that_cannot_fit() {
+        for room in [160, 1000, 4096, 32_768, 131_072] {
+            for prefix in [&b""[..], EntryOut::default().as_bytes()] {
+                let most = limit(room, prefix.len());
+                let mut listing = Listing::new(room);
+                let added = (1..).take_while(|ino| listing.add(prefix, *ino, *ino, 0, b"n")).count();
+                assert_eq!(most, (added as u32).min(MOST), "{room} {}", prefix.len());
+            }
+        }
+        assert_eq!(limit(10, 0), 1, "a buffer that holds none gets one, which is left out");
     }
 }

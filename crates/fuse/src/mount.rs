@@ -17,6 +17,7 @@ use penstock_base::{Env, env::timeout};
 use penstock_client::Client;
 use penstock_worker::blocking;
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::convert::Infallible;
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 const DEVICE: &str = "/dev/fuse";
@@ -41,6 +42,8 @@ const STALE_MOST: usize = 8;
 /// Time limit for looking at a mount point and unmounting it. The path may lie below a mount that does not
 /// answer.
 const TAKE_OFF: Duration = Duration::from_secs(10);
+/// The time within which those who only look at a mount, as `df` does, let go of it.
+const A_LOOK: Duration = Duration::from_secs(2);
 /// Time limit for the session to end after its mount was unmounted.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// Time limit for the session to end where the mount point does not show the mount any more.
@@ -434,28 +437,44 @@ fn take_off(path: &Path, connection: u32, force: bool) -> io::Result<bool> {
     if connection_of(path).ok() != Some(connection) {
         return Ok(false);
     }
-    let unmounted = unmount(path).or_else(|error| match force {
-        true => {
+    let unmounted = match force {
+        true => unmount_now(path).or_else(|_| {
             tracing::warn!(path = %path.display(), "the mount is in use and is detached from the programs that use it");
             unmount_stale(path)
-        }
-        false => Err(error),
-    });
+        }),
+        false => unmount(path),
+    };
     unmounted.map(|()| true)
 }
 
-/// Unmounts a mount that is not in use. Fails if it is in use.
+/// Unmounts a mount that is not in use. Fails if it is in use for longer than a look at it takes. Waits for
+/// that on this thread.
+#[allow(clippy::disallowed_methods, reason = "no worker thread calls this")]
 pub fn unmount(path: &Path) -> io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match unmount_now(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && begin.elapsed() < A_LOOK => {
+                std::thread::sleep(A_LOOK / 20);
+            }
+            done => return done,
+        }
+    }
+}
+
+fn unmount_now(path: &Path) -> io::Result<()> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
-        Err(rustix::io::Errno::PERM) => {
+        Err(Errno::PERM) => {
             let output = Command::new("fusermount3").arg("-u").arg(path).output()?;
+            let why = String::from_utf8_lossy(&output.stderr);
             match output.status.success() {
                 true => Ok(()),
-                false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+                false if why.contains("busy") => Err(Errno::BUSY.into()),
+                false => Err(io::Error::other(why.trim().to_owned())),
             }
         }
         // Somebody else has unmounted it.
-        Err(rustix::io::Errno::INVAL) => Ok(()),
+        Err(Errno::INVAL) => Ok(()),
         other => Ok(other?),
     }
 }

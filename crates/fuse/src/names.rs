@@ -151,7 +151,7 @@ impl Session {
         let new = (self.file(new_dir)?, request.name(skip, 1)?);
         let moves = [(old, new), (new, old)];
         let moves = if rename.exchange { &moves[..] } else { &moves[..1] };
-        let _moving = self.cache.names_move(&[old, new]);
+        let _moving = self.cache.given.names_move(&[old, new]);
         self.before_names_move(moves).await?;
         let replaced =
             self.client.rename(request.file.branch, rename).await.map_err(|failure| errno(&failure))?;
@@ -167,11 +167,11 @@ impl Session {
     /// A name that the kernel is being told to forget, and that stays in its directory, needs no other lease:
     /// the one that is revoked lasts until the kernel has forgotten the new name too.
     async fn before_names_move(&self, moves: &[(Place<'_>, Place<'_>)]) -> Result<(), Errno> {
-        let ends = moves.iter().filter_map(|((dir, name), _)| self.cache.name_ends(*dir, name));
+        let ends = moves.iter().filter_map(|((dir, name), _)| self.cache.given.name_ends(*dir, name));
         let Some(end) = ends.max() else { return Ok(()) };
         let has_lease = |dir: FileId| self.client.caches_names(dir, self.client.lease_on_names(dir));
         let is_covered = |((dir, name), (to, _)): &(Place<'_>, Place<'_>)| {
-            has_lease(*to) || dir == to && !self.cache.has_name(*dir, name)
+            has_lease(*to) || dir == to && !self.cache.given.has_name(*dir, name)
         };
         if !moves.iter().all(is_covered) {
             for (_, (dir, _)) in moves {
@@ -182,9 +182,9 @@ impl Session {
             // In the same step: a lease that is revoked from here on takes the new names with it. The kernel
             // has both directories locked, and takes in a notice on the new name after the rename only.
             for (old, new) in moves {
-                self.cache.moves_name(*old, *new);
+                self.cache.given.moves(*old, *new);
                 if has_lease(new.0) {
-                    self.cache.gives_name(new.0, new.1);
+                    self.cache.given.name(new.0, new.1);
                 }
             }
             return Ok(());

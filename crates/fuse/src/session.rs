@@ -253,7 +253,7 @@ impl Session {
         }
         match !self.cache.looks.is_open(attr.file()) && self.client.caches_attributes(attr) {
             true => {
-                self.cache.gives_attributes(attr.file());
+                self.cache.given.attributes(attr.file());
                 self.longest()
             }
             false => Duration::ZERO,
@@ -273,12 +273,12 @@ impl Session {
         if self.client.is_alone() {
             return self.longest();
         }
-        if self.cache.does_move(names.dir, name) {
+        if self.cache.given.does_move(names.dir, name) {
             return Duration::ZERO;
         }
         match self.client.caches_names(names.dir, names.lease) {
             true => {
-                self.cache.gives_name(names.dir, name);
+                self.cache.given.name(names.dir, name);
                 self.longest()
             }
             false => Duration::ZERO,

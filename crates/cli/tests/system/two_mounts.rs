@@ -571,6 +571,25 @@ fn an_instance_mounts_inside_another_mount() {
     end(&store, &mounts);
 }
 
+/// Regression: a mount was in use for who unmounted it because somebody looked at it.
+#[test]
+fn a_mount_at_which_somebody_looks_is_unmounted() {
+    if !can_mount("a_mount_at_which_somebody_looks_is_unmounted") {
+        return;
+    }
+    let (store, mounts, _) = two("looks");
+    let look = std::fs::File::open(&mounts[0]).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            drop(look);
+        });
+        store.ok(&["umount", mounts[0].to_str().unwrap()]);
+    });
+    store.mount_by_rest(&mounts[0]).unwrap();
+    end(&store, &mounts);
+}
+
 /// First part of a script: programs on both mounts store into maps of the same files as fast as they can.
 const STORES: &str = "
 import mmap, os, signal, sys, time

@@ -6,6 +6,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 /// A boxed future that stays on one worker thread.
@@ -41,4 +42,17 @@ pub async fn timeout<T>(env: &Env, limit: Duration, future: impl Future<Output =
         futures_util::future::Either::Left((value, _)) => Some(value),
         futures_util::future::Either::Right(((), _)) => None,
     }
+}
+
+/// Lets the other tasks of the worker run once.
+pub async fn yield_now() {
+    let mut has_yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }

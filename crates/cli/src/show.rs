@@ -99,7 +99,7 @@ pub fn status(status: &StatusReport) {
     }
     for session in mounts {
         let (mount, client) = (printable(&session.mount), printable(&session.client));
-        println!("mounts   {mount}  ({client}{})", silent(session));
+        println!("mounts   {mount}  ({client}{})", condition(session));
     }
     println!(
         "runs     process {}, version {}, I/O by {}, code by {}",
@@ -111,11 +111,13 @@ pub fn status(status: &StatusReport) {
     drives(&status.drives);
 }
 
-/// The time for which a client of another process has been silent, after a comma; nothing below a second.
-fn silent(session: &SessionReport) -> String {
+/// Words after a comma: that others wait for a session, and the time for which a client of another process
+/// has been silent; nothing below a second.
+fn condition(session: &SessionReport) -> String {
+    let recovers = if session.recovers { ", sends again what the restart may have lost" } else { "" };
     match session.silent_ms / 1000 {
-        seconds if session.remote && seconds > 0 => format!(", silent for {seconds} s"),
-        _ => String::new(),
+        seconds if session.remote && seconds > 0 => format!("{recovers}, silent for {seconds} s"),
+        _ => recovers.to_owned(),
     }
 }
 
@@ -139,7 +141,7 @@ pub fn sessions(sessions: &[SessionDetails]) {
             details.locks,
             details.unanswered_calls,
             client(&details.session),
-            silent(&details.session)
+            condition(&details.session)
         );
     }
 }
@@ -147,7 +149,7 @@ pub fn sessions(sessions: &[SessionDetails]) {
 pub fn session(details: &SessionDetails) {
     let SessionDetails { session, .. } = details;
     println!("session  {}", session.id);
-    println!("client   {}{}", client(session), silent(session));
+    println!("client   {}{}", client(session), condition(session));
     if session.users > 0 || session.role != "mount" {
         println!("role     {}, for {} users", session.role, session.users);
     }

@@ -294,7 +294,13 @@ impl<'a> Round<'a> {
         }
         let _nobody_locks = session.locks().still().await;
         for part in session.locks().all().chunks(RECLAIMED_AT_ONCE) {
-            ping(PingRequest { locks: part.to_vec(), ..PingRequest::default() }).await?;
+            let reply = ping(PingRequest { locks: part.to_vec(), ..PingRequest::default() }).await?;
+            if reply.refused_locks > 0 {
+                tracing::error!(
+                    locks = reply.refused_locks,
+                    "locks of programs are lost: another client has said that they were its own"
+                );
+            }
         }
         ping(PingRequest { reclaimed: true, ..PingRequest::default() }).await?;
         Ok(())

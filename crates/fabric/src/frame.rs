@@ -2,7 +2,7 @@
 
 use crate::{BODY_BYTES, PAYLOAD_BYTES};
 use penstock_base::{BLOCK_BYTES, BufMut, DecodeError, crc32c};
-use penstock_wire::data::{decode_reply, decode_write};
+use penstock_wire::data::{crcs_of_write, decode_reply};
 use penstock_wire::{Frame, HEADER_BYTES, Header, Kind, Version};
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -121,7 +121,7 @@ impl Receiver {
 /// its checksum. Messages other than writes and replies to reads must have no payload.
 fn verify(header: &Header, body: &[u8], payload: &[u8]) -> Result<(), FrameError> {
     let crcs = match (header.kind, header.reply) {
-        (Kind::Write, false) => decode_write(body)?.1,
+        (Kind::Write, false) => crcs_of_write(body)?,
         (Kind::Read, true) if header.status == 0 => decode_reply(body)?.1,
         _ => Vec::new(),
     };
@@ -200,7 +200,7 @@ impl<H> Outbox<H> {
 mod tests {
     use super::*;
     use penstock_base::{Buf, Ino, crc32c_blocks};
-    use penstock_wire::data::{ChunkRef, encode_write};
+    use penstock_wire::data::{ChunkRef, PROOF_BYTES, Right, encode_write};
 
     fn write(request: u64) -> Frame {
         let mut payload = BufMut::zeroed(3 * BLOCK_BYTES);
@@ -260,6 +260,18 @@ mod tests {
             );
             assert_eq!(found.payload[0].as_ptr() as usize % BLOCK_BYTES, 0, "blocks are aligned");
         }
+    }
+
+    /// Regression: a write with a right closed the connection of all users of a gateway.
+    #[test]
+    fn a_payload_is_verified_whatever_the_right_of_its_request_is() {
+        let mut sent = write(1);
+        Right { grant: 3, proof: [7; PROOF_BYTES] }.put(&mut sent.body);
+        let frames = receive(&stream([sent.clone()]), 4096).unwrap();
+        assert_eq!(frames[0].body, sent.body);
+        let mut bytes = stream([sent]);
+        *bytes.last_mut().unwrap() ^= 1;
+        assert_eq!(receive(&bytes, 4096).unwrap_err(), FrameError::Damaged { request: 1, block: 2 });
     }
 
     #[test]

@@ -12,19 +12,21 @@ use futures_util::future::{Either, select};
 use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Env, ErrorKind, Newcomers, StoreId};
-use penstock_wire::data::decode_read;
+use penstock_wire::data::blocks_of_read;
 use penstock_wire::{Failure, Frame, Header, Kind, Service, Version, session_of_hello};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Time limit for sending the reason when a connection is closed.
 const LAST_WORD: Duration = Duration::from_secs(1);
+/// Bytes that count for a request for a part of a listing: its reply may have so many.
+const LISTING_BYTES: usize = BODY_BYTES / 2;
 /// Shortest interval between log messages about refused connections.
 const REFUSED_TOLD: Duration = Duration::from_secs(60);
 
@@ -49,14 +51,55 @@ pub struct Server {
     /// Connections that have completed the first exchange.
     links: RefCell<BTreeMap<u64, Rc<dyn Link>>>,
     speakers: Rc<Speakers>,
+    /// The bounds of sessions that have a connection or requests in flight.
+    bounds: RefCell<BTreeMap<u64, Weak<Bounds>>>,
     stopped: Cell<bool>,
     /// Connections refused since the last log message about them, and the time of that message.
     refused: Cell<u64>,
     refused_told: Cell<Option<Duration>>,
 }
 
-/// Permits of a request, which it keeps until its reply is sent.
-type Held = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
+/// The bounds of a session's requests in flight. Its connections share them, so that a client which connects
+/// again and again has no more of them. Before Hello a connection has its own.
+struct Bounds {
+    requests: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    /// For control traffic, and for the bytes of its bodies.
+    control: Arc<Semaphore>,
+    control_bytes: Arc<Semaphore>,
+}
+
+impl Bounds {
+    fn new() -> Rc<Self> {
+        Rc::new(Self {
+            requests: Arc::new(Semaphore::new(REQUESTS)),
+            bytes: Arc::new(Semaphore::new(BYTES)),
+            control: Arc::new(Semaphore::new(CONTROL)),
+            control_bytes: Arc::new(Semaphore::new(CONTROL_BYTES)),
+        })
+    }
+
+    /// Waits until a request is within the bounds.
+    async fn admit(self: &Rc<Self>, frame: &Frame) -> Held {
+        let (requests, bytes, cost) = match is_control(frame.header.kind) {
+            true => (&self.control, &self.control_bytes, frame.body.len()),
+            false => (&self.requests, &self.bytes, cost_bytes(frame).clamp(1, BYTES)),
+        };
+        let request = requests.clone().acquire_owned().await;
+        let bytes = bytes.clone().acquire_many_owned(to_u32(cost)).await;
+        let (Ok(request), Ok(bytes)) = (request, bytes) else {
+            unreachable!("these semaphores are never closed")
+        };
+        Held { _request: request, _bytes: bytes, _of: self.clone() }
+    }
+}
+
+/// Permits of a request, which it keeps until its reply is sent, and what they are of.
+struct Held {
+    _request: OwnedSemaphorePermit,
+    _bytes: OwnedSemaphorePermit,
+    _of: Rc<Bounds>,
+}
 
 struct Connection {
     number: u64,
@@ -67,13 +110,13 @@ struct Connection {
     link: Rc<dyn Link>,
     /// The version of all messages.
     version: Version,
-    outbox: RefCell<Outbox<Held>>,
+    outbox: RefCell<Outbox<Option<Held>>>,
     wake: Notify,
-    requests: Arc<Semaphore>,
-    bytes: Arc<Semaphore>,
-    /// Permits for control traffic, and for the bytes of its bodies.
-    control: Arc<Semaphore>,
-    control_bytes: Arc<Semaphore>,
+    bounds: RefCell<Rc<Bounds>>,
+    /// True once Hello was received.
+    has_greeted: Cell<bool>,
+    /// True once it is closed: no reply is sent any more.
+    is_closed: Cell<bool>,
 }
 
 impl Server {
@@ -87,6 +130,7 @@ impl Server {
             newcomers: RefCell::new(Newcomers::new(NEWCOMERS)),
             links: RefCell::default(),
             speakers: Rc::default(),
+            bounds: RefCell::default(),
             stopped: Cell::new(false),
             refused: Cell::default(),
             refused_told: Cell::default(),
@@ -169,21 +213,30 @@ impl Server {
             version,
             outbox: RefCell::new(Outbox::new(version)),
             wake: Notify::new(),
-            requests: Arc::new(Semaphore::new(REQUESTS)),
-            bytes: Arc::new(Semaphore::new(BYTES)),
-            control: Arc::new(Semaphore::new(CONTROL)),
-            control_bytes: Arc::new(Semaphore::new(CONTROL_BYTES)),
+            bounds: RefCell::new(Bounds::new()),
+            has_greeted: Cell::new(false),
+            is_closed: Cell::new(false),
         });
-        let Connection { link, outbox, wake, over, .. } = &*connection;
+        let Connection { link, outbox, wake, over, session, .. } = &*connection;
         let why = {
             let receiving = pin!(self.receive_all(&connection));
             let sending = pin!(send(&self.env, &**link, outbox, wake, false));
-            match select(select(receiving, sending), pin!(over.notified())).await {
+            let silent = pin!(self.silent(&connection));
+            match select(select(receiving, sending), select(pin!(over.notified()), silent)).await {
                 Either::Left((Either::Left((why, _)) | Either::Right((why, _)), _)) => why,
-                Either::Right(_) => over_a_newer_one(),
+                Either::Right((Either::Left(_), _)) => over_a_newer_one(),
+                Either::Right((Either::Right(_), _)) => {
+                    Lost::Said(format!("no Hello within {} s", HANDSHAKE.as_secs()))
+                }
             }
         };
-        self.speakers.leave(connection.session.get(), number);
+        connection.is_closed.set(true);
+        // The replies in it keep permits.
+        outbox.replace(Outbox::new(version));
+        if self.speakers.leave(session.get(), number) {
+            self.service.hung_up(session.get());
+        }
+        self.bounds.borrow_mut().retain(|_, bounds| bounds.strong_count() > 0);
         if let Lost::Frame(error) = &why {
             let mut last = Frame::request(Kind::Closing, error.to_string().into_bytes(), Vec::new());
             last.header.request = error.damaged_request();
@@ -191,6 +244,14 @@ impl Server {
             timeout(&self.env, LAST_WORD, send(&self.env, &**link, outbox, wake, true)).await;
         }
         why
+    }
+
+    /// Completes if a connection says no Hello in time: connections are few.
+    async fn silent(&self, connection: &Connection) {
+        self.env.sleep(HANDSHAKE).await;
+        if connection.has_greeted.get() {
+            std::future::pending().await
+        }
     }
 
     /// The first exchange. Returns the version of the messages after it.
@@ -285,8 +346,21 @@ impl Server {
             assert!(bound == 0 || bound == session, "Hello with a session is about that one");
             connection.session.set(session);
             self.speakers.hear(session, (connection.number, &connection.over), Kind::Hello)?;
+            connection.bounds.replace(self.bounds_of(session));
+            if bound == 0 {
+                // Requests that wait have come over older connections, and come again.
+                self.service.hung_up(session);
+            }
         }
         Ok(reply)
+    }
+
+    /// The bounds of a session's requests.
+    fn bounds_of(&self, session: u64) -> Rc<Bounds> {
+        let mut all = self.bounds.borrow_mut();
+        let bounds = all.get(&session).and_then(Weak::upgrade).unwrap_or_else(Bounds::new);
+        all.insert(session, Rc::downgrade(&bounds));
+        bounds
     }
 
     /// Receives requests and serves each in a task of its own. Waits while the limits of the connection are
@@ -303,23 +377,17 @@ impl Server {
                 (_, true) => return Lost::Said("a reply where a request is due".into()),
                 _ => {}
             }
-            let (requests, bytes, cost) = match is_control(frame.header.kind) {
-                true => (&connection.control, &connection.control_bytes, frame.body.len()),
-                false => (&connection.requests, &connection.bytes, cost_bytes(&frame).clamp(1, BYTES)),
-            };
-            let request = requests.clone().acquire_owned().await;
-            let bytes = bytes.clone().acquire_many_owned(to_u32(cost)).await;
-            let (Ok(request), Ok(bytes)) = (request, bytes) else {
-                unreachable!("the semaphores of a connection are never closed")
-            };
+            connection.has_greeted.set(connection.has_greeted.get() || frame.header.kind == Kind::Hello);
+            let bounds = connection.bounds.borrow().clone();
+            let held = bounds.admit(&frame).await;
             if frame.header.kind == Kind::Hello {
                 let Ok(reply) = self.greeted(connection, frame).await else { return over_a_newer_one() };
-                connection.send(reply, (request, bytes));
+                connection.send(reply, held);
                 continue;
             }
             if frame.header.session == 0 || frame.header.session != connection.session.get() {
                 let refused = Frame::reply(&frame.header, Err(not_bound(frame.header.session)));
-                connection.send(refused, (request, bytes));
+                connection.send(refused, held);
                 continue;
             }
             let Ok(change) = self.hear(connection, &frame.header) else { return over_a_newer_one() };
@@ -333,7 +401,7 @@ impl Server {
             let task = async move {
                 let reply = service.serve(frame).await;
                 drop(change);
-                connection.send(reply, (request, bytes));
+                connection.send(reply, held);
             };
             self.env.spawn("request", Box::pin(task));
         }
@@ -342,7 +410,10 @@ impl Server {
 
 impl Connection {
     /// Sends a reply, and then gives the permits of its request back.
-    fn send(&self, mut reply: Frame, permits: (OwnedSemaphorePermit, OwnedSemaphorePermit)) {
+    fn send(&self, mut reply: Frame, permits: Held) {
+        if self.is_closed.get() {
+            return;
+        }
         if reply.body.len() > BODY_BYTES {
             // The client would close the connection, and ask again over the next one.
             let why = format!("the reply has {} bytes, and at most {BODY_BYTES} fit", reply.body.len());
@@ -367,11 +438,12 @@ fn over_a_newer_one() -> Lost {
     Lost::Said("its client has switched to a newer connection".into())
 }
 
-/// The payload of a request or of its reply in bytes, whichever is larger.
+/// The bytes of a request or of its reply, whichever is larger.
 fn cost_bytes(frame: &Frame) -> usize {
     let asked = match frame.header.kind {
-        Kind::Read => decode_read(&frame.body).map_or(0, |chunk| chunk.count as usize * BLOCK_BYTES),
+        Kind::Read => blocks_of_read(&frame.body).map_or(0, |blocks| blocks as usize * BLOCK_BYTES),
+        Kind::ReadDir => LISTING_BYTES,
         _ => 0,
     };
-    asked.max(frame.header.payload_bytes as usize)
+    asked.max(frame.header.payload_bytes as usize + frame.body.len())
 }

@@ -96,14 +96,15 @@ impl Speakers {
         self.sessions.borrow().get(&session).is_some_and(|speaker| !speaker.left.get())
     }
 
-    /// Notes that a connection is closed.
-    pub(crate) fn leave(&self, session: u64, connection: u64) {
-        if let Some(speaker) = self.sessions.borrow().get(&session)
-            && speaker.connection == connection
-        {
-            speaker.left.set(true);
-        }
+    /// Notes that a connection is closed. Returns true if it was the current one of a session.
+    pub(crate) fn leave(&self, session: u64, connection: u64) -> bool {
+        let sessions = self.sessions.borrow();
+        let current = sessions.get(&session).filter(|speaker| speaker.connection == connection);
+        current.into_iter().for_each(|speaker| speaker.left.set(true));
+        let is_current = current.is_some();
+        drop(sessions);
         self.forget(session);
+        is_current
     }
 
     /// Removes the entry of a session without a connection and without changes in flight.

@@ -10,6 +10,7 @@ use crate::session::Session;
 use crate::{dead, listing, locks};
 use futures_util::future::{Either, select};
 use penstock_base::Env;
+use penstock_base::env::yield_now;
 use rustix::io::Errno;
 use std::future::poll_fn;
 use std::io;
@@ -178,17 +179,4 @@ fn operation(opcode: u32) -> Option<Op> {
         op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => Op::Xattr,
         _ => return None,
     })
-}
-
-/// Lets the other tasks of the worker run once.
-async fn yield_now() {
-    let mut yielded = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }

@@ -19,8 +19,8 @@ use crate::FileKind;
 use crate::error::MetaError;
 use crate::inode::{Data, Inode};
 use crate::rows::{
-    Entry, FsRow, RemovedFile, StoreRow, decode_entry_key, fs_key, inode_key, is_entry_key, removed_key,
-    store_key,
+    Entry, FsRow, RemovedFile, RemovedState, StoreRow, decode_entry_key, fs_key, inode_key, is_entry_key,
+    removed_key, store_key,
 };
 use crate::{LAST_INO, ROOT};
 use cache::InodeCache;
@@ -496,15 +496,15 @@ impl Turn<'_> {
         inode.add_links(-1)?;
         inode.times[2] = self.now();
         if inode.nlink == 0 {
-            self.queue_removed(inode, writes);
+            self.queue_removed(inode, RemovedState::Removed, writes);
         }
         Ok(())
     }
 
     /// Puts an inode without a name into the queue of removed files.
-    pub(crate) fn queue_removed(&self, inode: &Inode, writes: &mut WriteSet) {
+    pub(crate) fn queue_removed(&self, inode: &Inode, state: RemovedState, writes: &mut WriteSet) {
         assert!(inode.nlink == 0, "an inode that is removed has no name");
-        let row = RemovedFile { ino: inode.ino, is_partly_gone: false };
+        let row = RemovedFile { ino: inode.ino, state };
         writes.put(removed_key(row.ino), row.encode());
     }
 }
@@ -520,7 +520,7 @@ fn digest(inodes: &[Ino]) -> u64 {
 /// The change that says of a removed file that a part of it is gone.
 pub(crate) fn partly_gone(ino: Ino) -> WriteSet {
     let mut writes = WriteSet::new();
-    writes.put(removed_key(ino), RemovedFile { ino, is_partly_gone: true }.encode());
+    writes.put(removed_key(ino), RemovedFile { ino, state: RemovedState::PartlyGone }.encode());
     writes
 }
 

@@ -9,7 +9,7 @@ use crate::STEP_CHUNKS;
 use crate::error::MetaError;
 use crate::names::partly_gone;
 use crate::parts::Parts;
-use crate::rows::{RemovedFile, all_removed, decode_removed, xattr_range};
+use crate::rows::{RemovedFile, RemovedState, all_removed, decode_removed, xattr_range};
 use penstock_base::{ErrorKind, FileId, Ino};
 use penstock_chunk::{Behind, Known, Owner, REMOVED};
 use penstock_kv::{WriteSet, for_each, for_each_key};
@@ -26,8 +26,8 @@ const RETRY_DAMAGED: Duration = Duration::from_secs(600);
 pub(crate) async fn queue_removed(parts: &Parts) -> Result<(), MetaError> {
     for_each(parts.names.kv(), all_removed(), |key, value| {
         // A check reports a row that cannot be read.
-        if let Ok(RemovedFile { ino, is_partly_gone }) = decode_removed(key, value) {
-            if is_partly_gone {
+        if let Ok(RemovedFile { ino, state }) = decode_removed(key, value) {
+            if state == RemovedState::PartlyGone {
                 parts.restore_deletion(ino);
             }
             parts.removed.borrow_mut().push(Duration::ZERO, ino);

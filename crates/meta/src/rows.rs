@@ -175,14 +175,30 @@ pub(crate) fn decode_xattr_key(key: &[u8]) -> Result<Ino, DecodeError> {
 pub struct RemovedFile {
     /// The inode.
     pub ino: Ino,
+    /// Its state.
+    pub state: RemovedState,
+}
+
+/// The state of a removed file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovedState {
+    /// Its last name was removed.
+    Removed,
     /// Some of its blocks or attributes are gone: nobody may use the rest.
-    pub is_partly_gone: bool,
+    PartlyGone,
+    /// It was made without a name, and has had none.
+    Nameless,
 }
 
 impl RemovedFile {
     /// The value of the row.
     pub fn encode(&self) -> Vec<u8> {
-        vec![FORMAT, self.is_partly_gone.into()]
+        let state = match self.state {
+            RemovedState::Removed => 0,
+            RemovedState::PartlyGone => 1,
+            RemovedState::Nameless => 2,
+        };
+        vec![FORMAT, state]
     }
 }
 
@@ -191,11 +207,16 @@ pub fn decode_removed(key: &[u8], value: &[u8]) -> Result<RemovedFile, DecodeErr
     let mut dec = Dec::new("removed file", value);
     let format = dec.u8()?;
     dec.check_format(format, FORMAT)?;
-    let is_partly_gone = dec.boolean("state")?;
+    let state = match dec.u8()? {
+        0 => RemovedState::Removed,
+        1 => RemovedState::PartlyGone,
+        2 => RemovedState::Nameless,
+        other => return Err(dec.unknown("state", other.into())),
+    };
     dec.end()?;
     let [branch, ino] = row_words("removed file", REMOVED, key)?;
     dec.check_known("branch", branch, 0)?;
-    Ok(RemovedFile { ino: Ino(ino), is_partly_gone })
+    Ok(RemovedFile { ino: Ino(ino), state })
 }
 
 /// Key of an inode's row in the queue of removed files.

@@ -6,7 +6,7 @@ use crate::names::Turn;
 use crate::parts::Parts;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
-use penstock_base::env::timeout;
+use penstock_base::env::{timeout, yield_now};
 use penstock_base::features::GATEWAYS;
 use penstock_base::num::to_u32;
 use penstock_base::rank::scoped;
@@ -35,6 +35,8 @@ const LAST_CHANGE: u64 = 1 << 62;
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
 const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
+/// Most opens, and most locks, that are taken over before others proceed.
+const RECLAIMED_AT_ONCE: usize = 64;
 /// Most sessions that exist at the same time. Each is a row until it ends.
 pub(crate) const MOST_SESSIONS: usize = 1024;
 
@@ -160,8 +162,8 @@ impl MetaTarget {
         let parts = &*self.parts;
         match kind {
             Kind::Ping => {
-                self.reclaim(who.session, &PingRequest::decode(body)?)?;
-                Ok(PingReply { unreported: parts.clients.unreported() }.encode_to_vec())
+                let refused_locks = self.reclaim(who.session, PingRequest::decode(body)?).await?;
+                Ok(PingReply { unreported: parts.clients.unreported(), refused_locks }.encode_to_vec())
             }
             Kind::User => {
                 let user = parts.clients.add_user(who.session, Message::decode(body)?);
@@ -481,10 +483,23 @@ impl MetaTarget {
         deleted
     }
 
-    /// Takes over the opens and locks that a client reports after a restart.
-    fn reclaim(&self, session: u64, ping: &PingRequest) -> Result<(), MetaError> {
-        let changes = self.parts.clients.reclaim(session, ping);
-        for (file, before, now) in changes.map_err(MetaError::Request)? {
+    /// Takes over the opens and locks that a client reports after a restart, and lets others proceed
+    /// meanwhile. Returns the number of locks that it does not get back.
+    async fn reclaim(&self, session: u64, mut ping: PingRequest) -> Result<u64, MetaError> {
+        let mut refused_locks = 0;
+        while ping.opens.len() + ping.locks.len() > RECLAIMED_AT_ONCE {
+            let opens = ping.opens.split_off(ping.opens.len().saturating_sub(RECLAIMED_AT_ONCE));
+            let locks = ping.locks.split_off(ping.locks.len().saturating_sub(RECLAIMED_AT_ONCE));
+            let part = PingRequest { opens, locks, reclaimed: false, ..ping };
+            refused_locks += self.reclaim_part(session, &part)?;
+            yield_now().await;
+        }
+        Ok(refused_locks + self.reclaim_part(session, &ping)?)
+    }
+
+    fn reclaim_part(&self, session: u64, ping: &PingRequest) -> Result<u64, MetaError> {
+        let reclaimed = self.parts.clients.reclaim(session, ping).map_err(MetaError::Request)?;
+        for (file, before, now) in reclaimed.opens {
             let ino = file.ino;
             if now > before && self.parts.begin_uses(ino, now - before).is_err() {
                 // It is being deleted. The client learns it from its next request.
@@ -498,7 +513,7 @@ impl MetaTarget {
             // Removed files may be dropped once all clients have reported.
             self.parts.wake_reaper();
         }
-        Ok(())
+        Ok(reclaimed.refused_locks)
     }
 }
 

@@ -85,6 +85,8 @@ pub enum EventKind {
     Unmounted,
     /// A remote client was silent for longer than its lease time, and its session was ended.
     SessionEnded,
+    /// Locks that a client had before a restart are another one's.
+    LocksLost,
     /// A stripe cannot be read.
     StripeUnreadable,
     /// A file has data that cannot be read.

@@ -22,6 +22,12 @@ pub(crate) async fn run(node: Rc<Node>) {
             node.clients.renew_leases();
             continue;
         }
+        for (session, locks) in node.clients.take_refused_locks() {
+            let text = format!(
+                "session {session} lost {locks} locks over the restart: another one has said that they were its own"
+            );
+            node.events.add(Severity::Warning, EventKind::LocksLost, "fs main", text);
+        }
         for session in node.clients.sessions().into_iter().filter(SessionInfo::is_silent) {
             let done = scoped(node.meta.end_if_silent(session.id)).await;
             report(&node, &session, done, || format!("was silent for {} s", session.silent.as_secs()));

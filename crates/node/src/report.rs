@@ -53,6 +53,9 @@ pub struct SessionReport {
     pub role: String,
     /// Number of users that a gateway has named since the last start.
     pub users: u64,
+    /// True if it has yet to send again, after a restart, what that may have lost: all others wait.
+    #[serde(default)]
+    pub recovers: bool,
 }
 
 /// A client of the services, with what it has and owes.

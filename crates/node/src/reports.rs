@@ -239,6 +239,7 @@ fn session_report(session: SessionInfo) -> SessionReport {
         open_inodes: session.open_inodes,
         role: session.role.word().to_owned(),
         users: session.users,
+        recovers: session.recovers,
     }
 }
 

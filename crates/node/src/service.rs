@@ -61,6 +61,10 @@ impl Service for ForOthers {
     fn serve(&self, request: Frame) -> LocalBoxFuture<'_, Frame> {
         Box::pin(self.node.serve(request, true))
     }
+
+    fn hung_up(&self, session: u64) {
+        self.node.clients.hung_up(session);
+    }
 }
 
 /// Fails unless a request addresses what this release has: one target, one fileset with one branch, each in

@@ -10,7 +10,7 @@ mod guards;
 
 use crate::leases::{Asked, Leases, Leaving, MOST_WAITING};
 use crate::locks::Locks;
-use crate::recovery::Recovery;
+use crate::recovery::{MOST_REPEATED_BYTES, Reclaimed, Recovery, Refused};
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
 use crate::unanswered::{Oldest, Unanswered};
@@ -102,6 +102,8 @@ pub struct Clients {
     locks: RefCell<Locks>,
     /// Wakes the Watch request of each session.
     watching: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    /// The numbers of locks that sessions had before the restart and could not get back.
+    refused_locks: RefCell<BTreeMap<u64, u64>>,
     /// Notified when leases change, for a stop.
     changed: Notify,
     /// Notified when a request has been executed.
@@ -132,6 +134,7 @@ impl Clients {
             sessions: RefCell::new(sessions),
             locks: RefCell::default(),
             watching: RefCell::default(),
+            refused_locks: RefCell::default(),
             changed: Notify::new(),
             ended: Notify::new(),
             slots: RankedLocks::new(SLOT),
@@ -216,12 +219,18 @@ impl Clients {
             return Ok(None);
         }
         assert!(self.owe_opens(), "session {session} owes its report");
-        self.recovery.borrow_mut().wants(session, number);
+        if body.len() > MOST_REPEATED_BYTES {
+            return Err(refused("no change is that long"));
+        }
+        let request = self.recovery.borrow_mut().wants(session, number);
         self.recovers.notify_waiters();
         let mut turn = RepeatTurn { clients: self.clone(), session, number, has_come: false };
         loop {
             let changed = self.recovers.notified();
             self.check_session(session)?;
+            if self.recovery.borrow().is_given_up(session, request) {
+                return Err(Failure::new(ErrorKind::Retry, "the same was asked again and again since"));
+            }
             if self.recovery.borrow().is_next(number, self.sessions.borrow().owing()) {
                 turn.has_come = true;
                 return Ok(Some(turn));
@@ -276,6 +285,86 @@ impl Clients {
         // The service may be suspended: a request that is being executed is no fault of its session.
         let is_busy = self.sessions.borrow().busy_since(info.id).is_some();
         self.owes_opens(info.id) && !is_busy && since.is_some_and(is_stuck)
+    }
+
+    /// Takes over the opens and locks that a client reports after a restart. `reclaimed` means that all have
+    /// been reported to this start of the service: a client reports them in parts, and repeats each part
+    /// until it is answered. Fails if one is of a branch that does not exist.
+    pub fn reclaim(&self, session: u64, ping: &PingRequest) -> Result<Reclaimed, String> {
+        let PingRequest { opens, reclaimed: all, locks, start } = ping;
+        let branches = opens.iter().map(|open| open.branch);
+        check_branches(branches.chain(locks.iter().map(|lock| lock.branch)))?;
+        if *start != self.generation || !self.owes_opens(session) {
+            // It is about another start, or has reported everything before. What is opened since is counted
+            // with Open.
+            return Ok(Reclaimed::default());
+        }
+        let mut reclaimed = Reclaimed::default();
+        let mut grown = false;
+        for lock in locks {
+            match self.reclaim_lock(session, lock) {
+                Ok(has_grown) => grown |= has_grown,
+                Err(Refused) => reclaimed.refused_locks += 1,
+            }
+        }
+        let mut sessions = self.sessions.borrow_mut();
+        // An inode that is named twice counts once, or once for each user.
+        let mut counts: BTreeMap<FileId, u64> = BTreeMap::new();
+        for open in opens {
+            let count = match sessions.role(session) {
+                Some(Role::Gateway) => {
+                    let users = sessions.users_mut(session).ok();
+                    users.and_then(|users| users.set_opens(open.user, open.file(), open.count.into()))
+                }
+                _ => Some(open.count.into()),
+            };
+            counts.extend(count.map(|count| (open.file(), count)));
+        }
+        for (file, count) in counts {
+            let before = sessions.set_opens(session, file, count);
+            reclaimed.opens.extend(before.map(|before| (file, before, count)));
+        }
+        if *all {
+            sessions.reported_opens(session);
+        }
+        drop(sessions);
+        // Nothing that is told once more is progress.
+        if *all || grown || reclaimed.opens.iter().any(|(_, before, count)| before != count) {
+            self.progressed(session);
+        }
+        if *all {
+            self.end_recovery_of(session, true);
+        }
+        if reclaimed.refused_locks > 0 {
+            *self.refused_locks.borrow_mut().entry(session).or_default() += reclaimed.refused_locks;
+        }
+        Ok(reclaimed)
+    }
+
+    /// Takes the sessions that lost locks over a restart, with the numbers of locks.
+    pub fn take_refused_locks(&self) -> BTreeMap<u64, u64> {
+        self.refused_locks.take()
+    }
+
+    /// Restores a lock that a session had before a restart. Returns true if it was not restored before. It is
+    /// refused if another session has said that the lock was its own.
+    fn reclaim_lock(&self, session: u64, request: &LockRequest) -> Result<bool, Refused> {
+        let mut locks = self.locks.borrow_mut();
+        let before = locks.held_by(session, request.uid);
+        match locks.change_for((session, request.user), request, true) {
+            Ok((LockReply { conflict: None, .. }, _)) => Ok(locks.held_by(session, request.uid) > before),
+            result => {
+                tracing::debug!(session, file = request.ino, ?result, "a lock cannot be restored");
+                Err(Refused)
+            }
+        }
+    }
+
+    /// The connection is lost over which the requests of a session have come: those that wait for news are
+    /// given up. Its client sends them again.
+    pub fn hung_up(&self, session: u64) {
+        self.sessions.borrow_mut().hung_up(session);
+        self.wake(session);
     }
 
     /// Adds the result's row to the transaction that executes a request; none for a request without a
@@ -638,53 +727,6 @@ impl Clients {
         self.sessions.borrow_mut().set_opens(session, file, 0);
     }
 
-    /// Takes over the opens and locks that a client reports after a restart. `reclaimed` means that all have
-    /// been reported to this start of the service: a client reports them in parts, and repeats each part
-    /// until it is answered. Returns the inodes with the number of opens before and now. Fails if one is of a
-    /// branch that does not exist.
-    pub fn reclaim(&self, session: u64, ping: &PingRequest) -> Result<Vec<(FileId, u64, u64)>, String> {
-        let PingRequest { opens, reclaimed: all, locks, start } = ping;
-        let branches = opens.iter().map(|open| open.branch);
-        check_branches(branches.chain(locks.iter().map(|lock| lock.branch)))?;
-        if *start != self.generation {
-            return Ok(Vec::new());
-        }
-        let owed = self.owes_opens(session);
-        if owed && (*all || !opens.is_empty() || !locks.is_empty()) {
-            self.progressed(session);
-        }
-        if !owed {
-            // It has reported everything before. What is opened since is counted with Open.
-            return Ok(Vec::new());
-        }
-        locks.iter().for_each(|lock| self.reclaim_lock(session, lock));
-        let mut changes = Vec::new();
-        let mut sessions = self.sessions.borrow_mut();
-        // An inode that is named twice counts once, or once for each user.
-        let mut counts: BTreeMap<FileId, u64> = BTreeMap::new();
-        for open in opens {
-            let count = match sessions.role(session) {
-                Some(Role::Gateway) => match sessions.users_mut(session) {
-                    Ok(users) => users.set_opens(open.user, open.file(), open.count.into()),
-                    Err(_) => continue,
-                },
-                _ => open.count.into(),
-            };
-            counts.insert(open.file(), count);
-        }
-        for (file, count) in counts {
-            changes.extend(sessions.set_opens(session, file, count).map(|before| (file, before, count)));
-        }
-        if *all {
-            sessions.reported_opens(session);
-        }
-        drop(sessions);
-        if *all {
-            self.end_recovery_of(session, true);
-        }
-        Ok(changes)
-    }
-
     /// Fails if the session has ended or the service was stopped.
     fn check_session(&self, id: u64) -> Result<(), Failure> {
         match self.sessions.borrow().is_live(id) && !self.is_stopped() {
@@ -879,6 +921,13 @@ impl Clients {
                 leases.leave(session);
             }
         });
+        // It may wait for a while, and needs nothing of this.
+        let request = WatchRequest {
+            seen: request.seen,
+            wait: request.wait,
+            alone: request.alone,
+            ..WatchRequest::default()
+        };
         let nothing = WatchReply { alone: request.alone, ..WatchReply::default() };
         if !request.wait {
             return Ok(nothing.encode_to_vec());
@@ -890,8 +939,12 @@ impl Clients {
 
     /// Waits for news for a session.
     async fn news(&self, session: u64, request: &WatchRequest) -> Result<WatchReply, Failure> {
+        let hang_ups = self.sessions.borrow().hang_ups(session);
         loop {
             self.check_session(session)?;
+            if self.sessions.borrow().hang_ups(session) != hang_ups {
+                return Err(Failure::new(ErrorKind::Retry, "the connection is lost over which it has come"));
+            }
             let watching = self.watching.borrow_mut().entry(session).or_default().clone();
             let woken = watching.notified();
             if let Some(news) = self.change(|leases| leases.news(session, request)) {
@@ -923,19 +976,6 @@ impl Clients {
             self.notify_unlocked(request.file());
         }
         Ok(reply)
-    }
-
-    /// Restores a lock that a session had before a restart.
-    fn reclaim_lock(&self, session: u64, request: &LockRequest) {
-        let result = self.locks.borrow_mut().change_for((session, request.user), request, true);
-        if !matches!(&result, Ok((LockReply { conflict: None, .. }, _))) {
-            tracing::error!(
-                session,
-                file = request.ino,
-                ?result,
-                "a lock that a client had before the restart cannot be restored"
-            );
-        }
     }
 
     fn notify_unlocked(&self, file: FileId) {

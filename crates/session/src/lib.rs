@@ -25,5 +25,6 @@ mod unanswered;
 mod users;
 
 pub use clients::{Changing, Clients, RepeatTurn, Serving, Slot, joins};
+pub use recovery::Reclaimed;
 pub use table::{LEASE, Outcome, Repeat, Request, SessionHoldings, SessionInfo, read_result};
 pub use users::{Role, User};

@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// nobody keeps others from locking it. The second bound does not apply to root.
 const MOST: usize = 1 << 16;
 const MOST_OF_USER_IN_FILE: usize = 1 << 14;
-/// Most locks of one user in a session; below, of all users except root in a session. Neither applies to
-/// root.
+/// Most locks of one user in a session, which does not apply to root; below, of all users except root in a
+/// session, and of root.
 const MOST_OF_USER: usize = 1 << 17;
 const MOST_OF_SESSION: usize = 1 << 20;
 const ROOT: u32 = 0;
@@ -65,25 +65,35 @@ impl Locks {
     }
 
     /// Fails with ENOLCK if a change would leave more locks than the bounds allow. Releasing a part of a lock
-    /// may add one.
-    fn check_bounds(&self, session: u64, table: &RangeLocks<Owner>, growth: &Growth) -> Result<(), Errno> {
+    /// may add one. Those that were `granted` before a restart are not counted by user.
+    fn check_bounds(
+        &self,
+        session: u64,
+        table: &RangeLocks<Owner>,
+        growth: &Growth,
+        granted: bool,
+    ) -> Result<(), Errno> {
         let total: isize = growth.iter().map(|(_, by)| by).sum();
         if total > 0 && table.len().saturating_add_signed(total) > MOST {
             return Err(Errno::NOLCK);
         }
-        for uid in growth.iter().map(|(uid, _)| *uid).filter(|uid| *uid != ROOT) {
+        for uid in growth.iter().map(|(uid, _)| *uid) {
             let by: isize = growth.iter().filter(|(of, _)| *of == uid).map(|(_, by)| by).sum();
             if by <= 0 {
                 continue;
             }
             let grown = |locks: usize| locks.saturating_add_signed(by);
-            let in_file = table.iter().filter(|lock| lock.uid == uid).count();
-            let of_user = self.held.get(&(session, uid)).copied().unwrap_or(0);
-            let of_users = self.held.iter().filter(|((of, uid), _)| *of == session && *uid != ROOT);
-            let of_session = of_users.map(|(_, locks)| locks).sum();
-            if grown(in_file) > MOST_OF_USER_IN_FILE
-                || grown(of_user) > MOST_OF_USER
-                || grown(of_session) > MOST_OF_SESSION
+            let alike = self
+                .held
+                .iter()
+                .filter(|((of, other), _)| *of == session && (*other == ROOT) == (uid == ROOT));
+            let of_session = alike.map(|(_, locks)| locks).sum();
+            let in_file = || table.iter().filter(|lock| lock.uid == uid).count();
+            let is_bounded = uid != ROOT && !granted;
+            if grown(of_session) > MOST_OF_SESSION
+                || is_bounded
+                    && (grown(self.held_by(session, uid)) > MOST_OF_USER
+                        || grown(in_file()) > MOST_OF_USER_IN_FILE)
             {
                 return Err(Errno::NOLCK);
             }
@@ -92,7 +102,7 @@ impl Locks {
     }
 
     /// Applies a request. Returns the reply, and true if something was released. With `granted` the lock was
-    /// granted before a restart, and is granted again however many locks there are.
+    /// granted before a restart, and is granted again however many its user has.
     pub(crate) fn change_for(
         &mut self,
         (session, user): (u64, u32),
@@ -135,7 +145,7 @@ impl Locks {
         let mut given_up = change == LockChange::Unlock;
         let mut growth: Growth = table.growth(&wanted.owner, wanted.first, wanted.last).collect();
         if change == LockChange::Unlock {
-            self.check_bounds(session, table, &growth)?;
+            self.check_bounds(session, table, &growth, granted)?;
             table.clear(&wanted.owner, wanted.first, wanted.last);
         } else if let Some(held) = table.conflict(&wanted) {
             reply.conflict = Some(LockRequest {
@@ -157,9 +167,7 @@ impl Locks {
             return Ok((reply, given_up));
         } else {
             growth.push((wanted.uid, 1));
-            if !granted {
-                self.check_bounds(session, table, &growth)?;
-            }
+            self.check_bounds(session, table, &growth, granted)?;
             // Replacing an exclusive lock by a shared one also releases something.
             given_up = true;
             table.set(wanted);
@@ -188,6 +196,11 @@ impl Locks {
         granted: bool,
     ) -> Result<(LockReply, bool), Errno> {
         self.change_for((session, 0), request, granted)
+    }
+
+    /// The number of locks of a user in a session.
+    pub(crate) fn held_by(&self, session: u64, uid: u32) -> usize {
+        self.held.get(&(session, uid)).copied().unwrap_or(0)
     }
 
     /// Takes the sessions that wait for a lock of a file.

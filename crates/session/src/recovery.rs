@@ -12,12 +12,33 @@
 //!
 //! Invariants:
 //! - a change is repeated only when no smaller number can come any more, unless its session has ended;
-//! - a change is wanted as long as one request for it is here, however many came and were given up before;
+//! - a change is wanted as long as one request for it is here, however many came and were given up before. It
+//!   waits also while its connection is lost: links that break all the time are never all there;
 //! - a session that makes no progress, and does not wait for others, ends: the others wait for it.
 
 use crate::counts::Counts;
+use penstock_base::FileId;
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// Longest request for a change that a client makes again: more than the longest extended attribute.
+pub(crate) const MOST_REPEATED_BYTES: usize = 256 << 10;
+
+/// The part of what a client has reported after a restart that was new.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// Inodes with the number of opens before and now.
+    pub opens: Vec<(FileId, u64, u64)>,
+    /// The number of locks that another session has said to be its own, or that are too many.
+    pub refused_locks: u64,
+}
+
+/// A lock that a session does not get back.
+pub(crate) struct Refused;
+
+/// Most requests of a session that wait for their turn. A client has one, and sends it again over each new
+/// connection.
+const MOST_WAITING: u64 = 8;
 
 /// The state of the recovery that is the same for all sessions, and what each waits with.
 #[derive(Default)]
@@ -25,6 +46,8 @@ pub(crate) struct Recovery {
     /// The numbers of the changes that each session wants to make next, by requests: a request is sent once
     /// more over another connection, and one that was late may be there too.
     wanted: BTreeMap<u64, Counts<u64>>,
+    /// The number of such requests that have come from each session.
+    came: BTreeMap<u64, u64>,
     /// The last change that each session has made.
     made: BTreeMap<u64, u64>,
     /// When each session was last heard with something that is a part of it.
@@ -39,10 +62,22 @@ impl Recovery {
         Self { unreported: ended, ..Self::default() }
     }
 
-    /// A request of a session wants to make this change now.
-    pub(crate) fn wants(&mut self, session: u64, number: u64) {
+    /// A request of a session wants to make this change now. Returns the number of the request, for
+    /// [`Self::is_given_up`].
+    pub(crate) fn wants(&mut self, session: u64, number: u64) -> u64 {
         assert!(number > 0, "changes are numbered from 1");
         self.wanted.entry(session).or_default().add(number);
+        let came = self.came.entry(session).or_default();
+        *came += 1;
+        *came
+    }
+
+    /// True if so many have come after this request that its client waits for another one.
+    pub(crate) fn is_given_up(&self, session: u64, request: u64) -> bool {
+        self.came.get(&session).is_some_and(|came| {
+            assert!(*came >= request, "request {request} of session {session} has come");
+            came - request >= MOST_WAITING
+        })
     }
 
     /// Such a request has ended.
@@ -89,6 +124,7 @@ impl Recovery {
     /// A session has reported everything, or has ended.
     pub(crate) fn end(&mut self, session: u64, has_reported: bool) {
         self.wanted.remove(&session);
+        self.came.remove(&session);
         self.made.remove(&session);
         self.progress.remove(&session);
         self.unreported += u64::from(!has_reported);

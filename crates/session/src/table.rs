@@ -86,6 +86,8 @@ struct Session {
     read_back: BTreeSet<u64>,
     opens: BTreeMap<FileId, u64>,
     users: Users,
+    /// The number of times that its connection was lost.
+    hang_ups: u64,
 }
 
 /// A request that is being executed.
@@ -114,6 +116,8 @@ pub struct SessionInfo {
     pub role: Role,
     /// Number of users that a gateway has named.
     pub users: u64,
+    /// True if it survived a restart and has yet to report: nobody else is served before.
+    pub recovers: bool,
 }
 
 impl SessionInfo {
@@ -239,6 +243,16 @@ impl Sessions {
             session.results.insert(who.sequence % SLOTS, (who.sequence, outcome.clone()));
             session.read_back.remove(&(who.sequence % SLOTS));
         }
+    }
+
+    /// The connection of a session is lost.
+    pub(crate) fn hung_up(&mut self, id: u64) {
+        self.live.get_mut(&id).into_iter().for_each(|session| session.hang_ups += 1);
+    }
+
+    /// The number of times that the connection of a session was lost.
+    pub(crate) fn hang_ups(&self, id: u64) -> u64 {
+        self.live.get(&id).map_or(0, |session| session.hang_ups)
     }
 
     /// True, once, if the result of a request is one that an earlier start has kept.
@@ -473,6 +487,7 @@ impl Session {
             open_inodes: self.opens.len() as u64,
             role: self.who.role,
             users: self.users.count(),
+            recovers: self.owes_opens,
         }
     }
 }

@@ -98,6 +98,8 @@ pub(crate) struct Users {
     reached: RefCell<Reached>,
     /// The number of times that each user has a file open, and the access with which it was opened.
     opens: BTreeMap<(FileId, u32), (u64, u32)>,
+    /// The sum of these numbers for each file.
+    sums: BTreeMap<FileId, u64>,
 }
 
 /// The inodes that each user has reached.
@@ -177,6 +179,7 @@ impl Users {
         }
         let (count, all) = self.opens.entry((file, number)).or_default();
         (*count, *all) = (*count + 1, *all | access);
+        self.add_to_sum(file, 0, 1);
         true
     }
 
@@ -187,17 +190,33 @@ impl Users {
         if *count == 0 {
             self.opens.remove(&(file, number));
         }
+        self.add_to_sum(file, 1, 0);
         true
     }
 
     /// The gateway says after a restart how often a user has a file open, with whatever access. Returns how
-    /// often all users have.
-    pub(crate) fn set_opens(&mut self, number: u32, file: FileId, count: u64) -> u64 {
-        match count {
-            0 => drop(self.opens.remove(&(file, number))),
-            _ => drop(self.opens.insert((file, number), (count, u32::MAX))),
+    /// often all users have; none if the session has too many open.
+    pub(crate) fn set_opens(&mut self, number: u32, file: FileId, count: u64) -> Option<u64> {
+        if self.opens.len() >= MOST_OPEN && !self.opens.contains_key(&(file, number)) {
+            return None;
         }
-        self.opens.range((file, 0)..=(file, u32::MAX)).map(|(_, (count, _))| count).sum()
+        let before = match count {
+            0 => self.opens.remove(&(file, number)),
+            _ => self.opens.insert((file, number), (count, u32::MAX)),
+        };
+        Some(self.add_to_sum(file, before.map_or(0, |(count, _)| count), count))
+    }
+
+    /// Puts one number in the place of another in the sum of a file. Returns the sum.
+    fn add_to_sum(&mut self, file: FileId, before: u64, count: u64) -> u64 {
+        let sum = self.sums.get(&file).copied().unwrap_or(0);
+        let sum = sum.checked_sub(before).expect("the sum has each number") + count;
+        assert!(self.sums.len() <= MOST_OPEN, "a file with a sum is open");
+        match sum {
+            0 => drop(self.sums.remove(&file)),
+            _ => drop(self.sums.insert(file, sum)),
+        }
+        sum
     }
 
     /// The access with which a user has a file open; none if it has not.
@@ -278,9 +297,25 @@ mod tests {
         assert!(!users.has_reached(other, file) && users.has_reached(one, file));
         assert!(users.close(one, file) && users.close(one, file) && !users.close(one, file));
         assert!(users.access(one, file).is_none());
-        assert_eq!(users.set_opens(one, file, 2), 2);
-        assert_eq!(users.set_opens(other, file, 1), 3);
-        assert_eq!(users.set_opens(one, file, 0), 1);
+        assert!(users.sums.is_empty());
+        assert_eq!(users.set_opens(one, file, 2), Some(2));
+        assert_eq!(users.set_opens(other, file, 1), Some(3));
+        assert_eq!(users.set_opens(one, file, 0), Some(1));
+        assert!(users.open(one, file, 1) && users.close(other, file) && users.close(one, file));
+        assert!(users.sums.is_empty() && users.opens.is_empty());
+    }
+
+    /// Regression: what a gateway reported after a restart had no bound, and took a time that grew with its
+    /// square.
+    #[test]
+    fn what_is_reported_as_open_is_bounded_and_summed_at_once() {
+        let (mut users, file) = (Users::default(), FileId::main(Ino(9)));
+        for number in 0..MOST_OPEN as u32 {
+            assert_eq!(users.set_opens(number, file, 1), Some(u64::from(number) + 1));
+        }
+        assert_eq!(users.set_opens(u32::MAX, file, 1), None);
+        assert_eq!(users.set_opens(7, file, 0), Some(MOST_OPEN as u64 - 1));
+        assert_eq!(users.set_opens(u32::MAX, file, 1), Some(MOST_OPEN as u64));
     }
 
     #[test]

@@ -37,6 +37,11 @@ impl ChunkRef {
 
     fn take(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
         let ino = take_file(dec)?;
+        Self::take_of(ino, dec)
+    }
+
+    /// Takes what follows the file.
+    fn take_of(ino: Ino, dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
         let (chunk, block, count) = (dec.u64()?, dec.u32()?, dec.u32()?);
         let found = Self { ino, chunk, block, count, truncations: dec.u64()? };
         if found.chunk > MOST_BLOCKS {
@@ -59,17 +64,22 @@ fn put_file(enc: &mut Enc, ino: Ino) {
     enc.u64(ino.0).u64(0).raw(&[0; 16]).u32(0).u32(0);
 }
 
-/// Takes the file of a request.
+/// Takes the file of a request without a right.
 fn take_file(dec: &mut Dec<'_>) -> Result<Ino, DecodeError> {
-    let ino = Ino(dec.u64()?);
-    let (grant, proof, project) = (dec.u64()?, [dec.u64()?, dec.u64()?], dec.u32()?);
-    dec.check_known("grant", grant, 0)?;
-    for half in proof {
-        dec.check_known("proof of a grant", half, 0)?;
+    let (ino, right) = take_file_and_right(dec)?;
+    dec.check_known("grant", right.grant, 0)?;
+    for half in right.proof.chunks_exact(8) {
+        dec.check_known("proof of a grant", u64::from_le_bytes(half.try_into().expect("8 bytes")), 0)?;
     }
+    Ok(ino)
+}
+
+fn take_file_and_right(dec: &mut Dec<'_>) -> Result<(Ino, Right), DecodeError> {
+    let (ino, right) = (Ino(dec.u64()?), Right::take(dec)?);
+    let project = dec.u32()?;
     dec.check_known("project", project, 0)?;
     dec.zeros("padding of a file", 4)?;
-    Ok(ino)
+    Ok((ino, right))
 }
 
 /// Length of the proof of a grant.
@@ -92,10 +102,13 @@ impl Right {
     /// The inode of a data request, and the right that it has.
     pub fn of_request(body: &[u8]) -> Result<(Ino, Self), DecodeError> {
         let mut dec = Dec::new("data request", body);
-        let (ino, grant) = (Ino(dec.u64()?), dec.u64()?);
-        let mut proof = [0; PROOF_BYTES];
+        Ok((Ino(dec.u64()?), Self::take(&mut dec)?))
+    }
+
+    fn take(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
+        let (grant, mut proof) = (dec.u64()?, [0; PROOF_BYTES]);
         proof.copy_from_slice(dec.raw(PROOF_BYTES)?);
-        Ok((ino, Self { grant, proof }))
+        Ok(Self { grant, proof })
     }
 
     /// Puts the right into a data request.
@@ -130,14 +143,33 @@ pub fn encode_write(chunk: &ChunkRef, crcs: &[u32]) -> Vec<u8> {
     enc.finish()
 }
 
-/// Decodes the body of a write. Fails unless there is a checksum for each block.
+/// Decodes the body of a write without a right. Fails unless there is a checksum for each block.
 pub fn decode_write(body: &[u8]) -> Result<(ChunkRef, Vec<u32>), DecodeError> {
     let mut dec = Dec::new("write request", body);
     let chunk = ChunkRef::take(&mut dec)?;
-    take_sequence(&mut dec)?;
-    let crcs = take_crcs(&mut dec)?;
+    Ok((chunk, take_payload(&chunk, &mut dec)?))
+}
+
+/// The checksums of the blocks that are the payload of a write, whatever its right is.
+pub fn crcs_of_write(body: &[u8]) -> Result<Vec<u32>, DecodeError> {
+    let mut dec = Dec::new("write request", body);
+    let (ino, _) = take_file_and_right(&mut dec)?;
+    let chunk = ChunkRef::take_of(ino, &mut dec)?;
+    take_payload(&chunk, &mut dec)
+}
+
+/// The number of blocks that a read asks for, whatever its right is.
+pub fn blocks_of_read(body: &[u8]) -> Result<u32, DecodeError> {
+    let mut dec = Dec::new("read request", body);
+    let (ino, _) = take_file_and_right(&mut dec)?;
+    Ok(ChunkRef::take_of(ino, &mut dec)?.count)
+}
+
+fn take_payload(chunk: &ChunkRef, dec: &mut Dec<'_>) -> Result<Vec<u32>, DecodeError> {
+    take_sequence(dec)?;
+    let crcs = take_crcs(dec)?;
     match crcs.len() == chunk.count as usize {
-        true => Ok((chunk, crcs)),
+        true => Ok(crcs),
         false => Err(dec.bad("the number of checksums is not the number of blocks")),
     }
 }

@@ -817,6 +817,10 @@ pub struct PingReply {
     /// had acknowledged and the restart has lost is not there.
     #[prost(uint64, tag = "1")]
     pub unreported: u64,
+    /// Number of the locks in the request that the session does not get back: another one has said that they
+    /// were its own.
+    #[prost(uint64, tag = "2")]
+    pub refused_locks: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

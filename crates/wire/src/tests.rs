@@ -289,7 +289,7 @@ fn what_came_to_requests_later_keeps_its_numbers() {
     let kind = Kind::Make as u32;
     let repeat = RepeatRequest { kind, body: vec![9, 8], change, made: 7, start: 9 };
     golden(&repeat, &format!("0823 12020908 1a07{changed} 2007 2809").replace(' ', ""));
-    golden(&PingReply { unreported: 2 }, "0802");
+    golden(&PingReply { unreported: 2, refused_locks: 3 }, "08021003");
 }
 
 #[test]

@@ -19,6 +19,10 @@ pub trait Transport {
 pub trait Service {
     /// Carries out a request to its end and returns the reply.
     fn serve(&self, request: Frame) -> LocalBoxFuture<'_, Frame>;
+
+    /// The connections are lost over which the requests of a session have come that are being carried out.
+    /// Those that wait for news may be given up: their client sends them again.
+    fn hung_up(&self, session: u64);
 }
 
 /// The number of the session that a reply to Hello gives; none if it is another reply, or a failure.

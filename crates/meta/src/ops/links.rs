@@ -6,7 +6,7 @@ use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode, Layout, SET_GROUP_ID, is_device, is_directory};
 use crate::names::{Turn, entry_row};
 use crate::parts::Parts;
-use crate::rows::{entry_key, removed_key};
+use crate::rows::{RemovedState, decode_removed, entry_key, removed_key};
 use crate::{LINK_MAX, PATH_MAX};
 use penstock_base::{FileId, Ino};
 use penstock_kv::WriteSet;
@@ -48,7 +48,7 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
             return Err(Errno::INVAL.into());
         }
         inode.nlink = 0;
-        turn.queue_removed(&inode, &mut writes);
+        turn.queue_removed(&inode, RemovedState::Nameless, &mut writes);
     } else {
         let key = turn.new_entry_key(dir.ino, &request.name).await?;
         writes.put(key, entry_row(inode.ino, inode.type_bits(), &request.name));
@@ -158,6 +158,12 @@ pub(super) fn new_inode(
             if request.target.len() > PATH_MAX {
                 return Err(Errno::NAMETOOLONG.into());
             }
+            if request.target.is_empty() {
+                return Err(Errno::NOENT.into());
+            }
+            if request.target.contains(&0) {
+                return Err(Errno::INVAL.into());
+            }
             inode.size = request.target.len() as u64;
             inode.data = Data::Inline(request.target.clone());
         }
@@ -167,8 +173,8 @@ pub(super) fn new_inode(
     Ok(inode)
 }
 
-/// Adds a name to an inode. An inode without a name that is in use was made without one: the kernel
-/// refuses to link an inode whose names were removed.
+/// Adds a name to an inode. One that has no name may get one only if it never had any. A kernel knows that
+/// only of the names that it has removed itself.
 pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> Result<Vec<u8>, MetaError> {
     let turn = parts.turn(who).await?;
     let asker = Asker::of(parts, who)?;
@@ -190,6 +196,7 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
         _ if inode.is_dir() => return Err(Errno::PERM.into()),
         // Its client reports what it has open after all repeats.
         0 if !parts.is_used(inode.ino) && who.repeats.is_none() => return Err(Errno::NOENT.into()),
+        0 if !is_nameless(parts, inode.ino).await? => return Err(Errno::NOENT.into()),
         LINK_MAX.. => return Err(Errno::MLINK.into()),
         _ if dir.nlink == 0 => return Err(Errno::NOENT.into()),
         _ => {}
@@ -209,6 +216,14 @@ pub(crate) async fn link(parts: &Parts, who: Request, request: LinkRequest) -> R
     let reply = changed_reply(parts, turn.change_of(&[dir.ino, inode.ino], None)?, &inode).await?;
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
     Ok(reply)
+}
+
+/// True for a file that was made without a name and has had none.
+async fn is_nameless(parts: &Parts, ino: Ino) -> Result<bool, MetaError> {
+    let key = removed_key(ino);
+    let row = parts.names.kv().get(key.clone()).await?;
+    let removed = row.map(|row| decode_removed(&key, &row)).transpose()?;
+    Ok(removed.is_some_and(|removed| removed.state == RemovedState::Nameless))
 }
 
 /// Removes a name. A directory must be empty.

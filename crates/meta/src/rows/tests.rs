@@ -61,8 +61,12 @@ fn rows_are_as_in_the_first_release() {
     assert_eq!(hex(&entry.encode()), "0200 0700000000010000 00800000 04000000 6e616d65".replace(' ', ""));
     assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
 
-    for (is_partly_gone, bytes) in [(false, [1, 0]), (true, [1, 1])] {
-        let removed = RemovedFile { ino: Ino((1 << 40) | 7), is_partly_gone };
+    for (state, bytes) in [
+        (RemovedState::Removed, [1, 0]),
+        (RemovedState::PartlyGone, [1, 1]),
+        (RemovedState::Nameless, [1, 2]),
+    ] {
+        let removed = RemovedFile { ino: Ino((1 << 40) | 7), state };
         assert_eq!(removed.encode(), bytes);
         assert_eq!(decode_removed(&removed_key(removed.ino), &bytes), Ok(removed));
     }

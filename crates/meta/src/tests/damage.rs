@@ -3,8 +3,8 @@
 use super::bed::{Bed, errno, run};
 use crate::fsck::diagnosis::{Field, Fix};
 use crate::rows::{
-    Entry, FsRow, Home, RemovedFile, encode_xattr, entry_key, fs_key, inode_key, removed_key, store_key,
-    xattr_key,
+    Entry, FsRow, Home, RemovedFile, RemovedState, encode_xattr, entry_key, fs_key, inode_key, removed_key,
+    store_key, xattr_key,
 };
 use crate::{Data, Inode, LAST_INO, MetaError, MetaTarget, ROOT, XATTR_MAX, ops};
 use penstock_base::{ArrayId, FindingKind as Kind, Gate, Id128, Ino, MAX_FILE_BYTES};
@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 /// The value of the row of a removed file.
 fn queued(ino: Ino) -> Vec<u8> {
-    RemovedFile { ino, is_partly_gone: false }.encode()
+    RemovedFile { ino, state: RemovedState::Removed }.encode()
 }
 
 /// The inodes and rows that a case may damage: the tree `d/ d/e/ d/f g l`.

@@ -28,6 +28,8 @@ fn names_are_made_and_refused() {
                 MakeRequest { target: vec![b'x'; PATH_MAX + 1], ..request("m", 0o120_777) },
                 Some(Errno::NAMETOOLONG),
             ),
+            (MakeRequest { target: vec![], ..request("m", 0o120_777) }, Some(Errno::NOENT)),
+            (MakeRequest { target: b"a\0b".to_vec(), ..request("m", 0o120_777) }, Some(Errno::INVAL)),
             (request("", FILE), Some(Errno::INVAL)),
             (request(".", DIR), Some(Errno::INVAL)),
             (request("..", DIR), Some(Errno::INVAL)),
@@ -128,6 +130,26 @@ fn a_file_without_a_name_gets_one_or_goes() {
         assert_eq!(bed.inode(kept).await.unwrap().nlink, 1);
         assert_eq!(errno(bed.inode(gone).await), Some(Errno::STALE));
         bed.check("the last close");
+    });
+}
+
+/// Regression: a mount that had a file open gave it a name again after another one had removed its last one.
+#[test]
+fn a_file_whose_last_name_is_gone_gets_no_other() {
+    run(async |bed| {
+        let file = bed.make(MakeRequest { open: true, ..request("f", FILE) }).await.unwrap();
+        bed.remove("f").await.unwrap();
+        assert_eq!(errno(bed.link(file, "g").await), Some(Errno::NOENT));
+        let nameless = MakeRequest { nameless: true, open: true, ..request("", FILE) };
+        let nameless = bed.make(nameless).await.unwrap();
+        bed.link(nameless, "h").await.unwrap();
+        bed.remove("h").await.unwrap();
+        assert_eq!(errno(bed.link(nameless, "g").await), Some(Errno::NOENT), "it has had one");
+        for ino in [file, nameless] {
+            bed.meta.parts.close(bed.who.session, ino);
+        }
+        bed.meta.wait_reaped().await;
+        bed.check("links of removed files");
     });
 }
 

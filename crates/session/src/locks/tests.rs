@@ -97,6 +97,22 @@ fn a_user_takes_no_locks_from_others() {
     assert_eq!(locks.held[&(1, 1000)], MOST_OF_USER + 1);
 }
 
+/// Regression: the locks of root had no bound, and neither had those that a session said it had before a
+/// restart.
+#[test]
+fn the_locks_of_root_and_those_before_a_restart_are_bounded() {
+    let mut locks = Locks::default();
+    let at = |number: u64| byte(number / 64, 0, number % 64, LockChange::Shared);
+    for number in 0..MOST_OF_SESSION as u64 {
+        assert!(locks.change(1, &at(number), number % 2 == 0).is_ok());
+    }
+    for granted in [false, true] {
+        assert_eq!(locks.change(1, &at(MOST_OF_SESSION as u64), granted), Err(Errno::NOLCK));
+        assert!(locks.change(2, &at(0), granted).is_ok(), "another session");
+    }
+    assert!(locks.change(1, &byte(3, 1000, 0, LockChange::Shared), false).is_ok(), "another user");
+}
+
 #[test]
 fn a_request_that_makes_no_sense_changes_nothing() {
     let mut locks = Locks::default();

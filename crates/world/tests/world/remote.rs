@@ -5,7 +5,7 @@ use penstock_base::env::{random_id, timeout};
 use penstock_base::{BLOCK_BYTES, Branch, Buf, ErrorKind, FileId, Id128, Ino, LocalBoxFuture, crc32c_blocks};
 use penstock_client::{Client, Failure};
 use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
-use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Remote, Server, Token};
+use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Outbox, Receiver, Remote, Server, Token};
 use penstock_node::ForOthers;
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
@@ -126,6 +126,26 @@ pub async fn mount(machine: &Machine, way: &Rc<Way>) -> (Rc<Client>, Rc<Remote>)
     let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
     let client = Client::connect_to_mount(&machine.env, remote.clone(), "the test", "/mnt").await.unwrap();
     (client, remote)
+}
+
+/// Sends a request over a connection, and returns it as it arrives.
+pub fn carried(request: Frame) -> Frame {
+    let (mut outbox, mut receiver) = (Outbox::new(Version::NEWEST), Receiver::new(Version::NEWEST));
+    outbox.push(request, ());
+    let sent: Vec<u8> = outbox.slices().iter().flat_map(|part| part.to_vec()).collect();
+    let mut left = &sent[..];
+    loop {
+        let mut count = 0;
+        for space in &mut receiver.spaces() {
+            let part = space.len().min(left.len());
+            space[..part].copy_from_slice(&left[..part]);
+            (left, count) = (&left[part..], count + part);
+        }
+        if let Some(frame) = receiver.filled(count).unwrap() {
+            assert!(left.is_empty(), "one message was sent");
+            return frame;
+        }
+    }
 }
 
 pub fn on_machine(seed: u64, test: impl AsyncFnOnce(&Site, Machine)) {
@@ -911,6 +931,8 @@ impl Service for Endless {
         self.0.set(self.0.get() + 1);
         Box::pin(std::future::pending())
     }
+
+    fn hung_up(&self, _session: u64) {}
 }
 
 /// The session of every client of an endless service.
@@ -927,19 +949,59 @@ async fn with_endless(machine: &Machine) -> (Rc<Way>, Rc<Endless>, Rc<Server>, R
 }
 
 /// Regression: many requests may wait for other clients, and each may have the largest size, so one
-/// connection used all memory.
+/// connection used all memory. Regression: so did a client that connected again and again.
 #[test]
-fn bodies_of_control_traffic_are_bounded() {
-    on_machine(94, async |_, machine| {
-        let (_way, endless, _server, remote) = with_endless(&machine).await;
-        for _ in 0..60 {
-            let (remote, body) = (remote.clone(), vec![0; penstock_fabric::BODY_BYTES]);
-            let watch = request_of(ENDLESS, 0, Kind::Watch, body);
-            let call = async move { drop(remote.call(watch).await) };
-            machine.env.spawn("call", Box::pin(call));
+fn requests_that_wait_are_bounded_however_often_their_client_connects() {
+    let largest = penstock_fabric::BODY_BYTES;
+    let of_control = penstock_fabric::CONTROL_BYTES / largest;
+    for (kind, bytes, most) in [
+        (Kind::Watch, largest, of_control),
+        (Kind::Repeat, largest, penstock_fabric::BYTES / largest),
+        (Kind::Repeat, 0, penstock_fabric::REQUESTS),
+        (Kind::ReadDir, 0, 2 * penstock_fabric::BYTES / largest),
+    ] {
+        on_machine(94, async |_, machine| {
+            let (way, endless, _server, remote) = with_endless(&machine).await;
+            for _ in 0..most + 20 {
+                let remote = remote.clone();
+                let request = request_of(ENDLESS, 0, kind, vec![0; bytes]);
+                let call = async move { drop(remote.call(request).await) };
+                machine.env.spawn("call", Box::pin(call));
+            }
+            for _ in 0..5 {
+                machine.env.sleep(Duration::from_secs(30)).await;
+                assert_eq!(endless.0.get(), most, "{kind:?} of {bytes} bytes");
+                way.last().close();
+            }
+            remote.close();
+            machine.stop().await;
+        });
+    }
+}
+
+/// Regression: connections that never said Hello took all places, and after a restart the clients that had
+/// sessions could not come back.
+#[test]
+fn who_says_no_hello_keeps_nobody_out() {
+    on_machine(99, async |_, machine| {
+        let way = Way::new(&machine);
+        let silent: Vec<_> = (0..penstock_fabric::CONNECTIONS).map(|_| way.open().unwrap()).collect();
+        for link in &silent {
+            let (greeting, mut sent) = (greeting(), 0);
+            while sent < greeting.len() {
+                sent += link.try_write(&[IoSlice::new(&greeting[sent..])]).unwrap();
+            }
         }
-        machine.env.sleep(Duration::from_secs(30)).await;
-        assert_eq!(endless.0.get(), penstock_fabric::CONTROL_BYTES / penstock_fabric::BODY_BYTES);
+        let server = way.server.borrow().clone().unwrap();
+        machine.env.sleep(Duration::from_secs(1)).await;
+        assert_eq!(server.connections(), penstock_fabric::CONNECTIONS);
+        assert!(Remote::connect(&machine.env, way.clone()).await.is_err());
+        machine.env.sleep(penstock_fabric::HANDSHAKE).await;
+        assert_eq!(server.connections(), 0);
+        let (client, remote) = mount(&machine, &way).await;
+        machine.env.sleep(penstock_fabric::HANDSHAKE * 3).await;
+        assert_eq!(server.connections(), 1, "who has said it stays");
+        client.close().await.unwrap();
         remote.close();
         machine.stop().await;
     });

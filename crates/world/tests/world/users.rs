@@ -1,7 +1,7 @@
 //! A gateway: a session that asks for several users, whose permissions the service checks.
 
 use crate::machine::Machine;
-use crate::remote::{Way, make, on_machine, request_of, restart};
+use crate::remote::{Way, carried, make, on_machine, request_of, restart};
 use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, FileId, Id128, Ino, crc32c_blocks};
 use penstock_wire::data::{
     ChunkRef, PROOF_BYTES, Right, SpaceChange, SpaceRef, encode_commit, encode_read, encode_space,
@@ -75,7 +75,7 @@ impl Gateway {
                 payload: payload.clone(),
                 ..frame
             };
-            match machine.node.serve(frame, true).await.into_result() {
+            match machine.node.serve(carried(frame), true).await.into_result() {
                 Err(failure) if failure.is_ask_again() => {
                     machine.env.sleep(Duration::from_millis(10)).await;
                 }
@@ -347,6 +347,33 @@ fn a_removed_file_gets_no_name_from_a_user() {
         assert_eq!(refused.errno, 2, "{refused}");
         gateway.send(&machine, 0, Kind::End, Vec::new(), Vec::new()).await.unwrap();
         machine.client.release(file).await.unwrap();
+        machine.stop().await;
+    });
+}
+
+/// Regression: a change of nothing set the change time of any inode, for which no right was asked, and took
+/// the leases on its attributes from everybody.
+#[test]
+fn who_may_change_nothing_changes_no_time() {
+    on_machine(103, async |_, machine| {
+        set_mode(&machine, machine.client.root().ino.0, 0o755).await;
+        let gateway = Gateway::begin(&machine).await;
+        let user = gateway.name(&machine, 1000).await;
+        let ino = machine.client.root().ino.0;
+        let ctime = async || machine.client.get_attr(machine.client.root()).await.unwrap().ctime;
+        let before = ctime().await;
+        machine.env.sleep(Duration::from_secs(1)).await;
+        let ctime_only = Some(Time::from_ns(1));
+        for set in [
+            SetAttrRequest { ino, ..SetAttrRequest::default() },
+            SetAttrRequest { ino, ctime: ctime_only, ..SetAttrRequest::default() },
+            SetAttrRequest { ino, known_truncations: Some(0), ..SetAttrRequest::default() },
+        ] {
+            let attr = gateway.ask::<AttrReply>(&machine, user, Kind::SetAttr, &set).await.unwrap().attr;
+            assert_eq!(attr.unwrap().ctime, before);
+        }
+        assert_eq!(ctime().await, before);
+        gateway.send(&machine, 0, Kind::End, Vec::new(), Vec::new()).await.unwrap();
         machine.stop().await;
     });
 }

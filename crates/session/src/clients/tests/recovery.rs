@@ -276,6 +276,76 @@ fn a_stop_ends_the_wait_for_a_turn() {
     });
 }
 
+/// Regression: requests that waited stayed when their connection was lost, so a client that connected again
+/// and again filled the memory with them.
+#[test]
+fn few_requests_of_a_client_that_connects_again_and_again_wait() {
+    after_a_restart(&[FIRST, SECOND], async |bench| {
+        let (clients, log) = (&bench.clients, Log::default());
+        let turn = || bench.start(repeat(clients.clone(), bench.env.clone(), FIRST, 5, log.clone()));
+        let mut turns = Vec::new();
+        for _ in 0..20 {
+            turns.push(turn());
+            bench.pause().await;
+            clients.hung_up(FIRST);
+        }
+        let waiting = turns.iter().filter(|turn| turn.borrow().is_none()).count();
+        assert_eq!(waiting, 8);
+        assert!(turns[12..].iter().all(|turn| turn.borrow().is_none()), "the last ones wait");
+        report(clients, SECOND);
+        bench.pause().await;
+        assert!(turns.iter().all(|turn| turn.borrow().is_some()));
+        assert!(!log.borrow().is_empty() && log.borrow().iter().all(|number| *number == 5));
+        report(clients, FIRST);
+        let watch = || {
+            let request = WatchRequest {
+                seen: u64::MAX,
+                wait: true,
+                generation: GENERATION,
+                ..WatchRequest::default()
+            };
+            let clients = clients.clone();
+            bench.start(async move { clients.watch(FIRST, &request.encode_to_vec()).await })
+        };
+        bench.asker().news(FIRST);
+        let lost = watch();
+        bench.pause().await;
+        clients.hung_up(SECOND);
+        bench.pause().await;
+        assert!(lost.borrow().is_none(), "that was the connection of another one");
+        clients.hung_up(FIRST);
+        bench.pause().await;
+        assert!(lost.borrow().as_ref().is_some_and(Result::is_err));
+    });
+}
+
+/// Regression: a client that reported the same again and again held up a recovery for ever, and one that was
+/// told nothing of it lost a lock that another one claimed.
+#[test]
+fn what_is_reported_once_more_is_no_progress() {
+    after_a_restart(&[FIRST, SECOND], async |bench| {
+        let opens = vec![OpenCount { ino: INO.ino.0, branch: 0, count: 1, user: 0 }];
+        let locks = vec![exclusive_lock()];
+        let ping = PingRequest { opens, locks, start: GENERATION, ..PingRequest::default() };
+        let stuck = || {
+            let all = bench.clients.stuck_in_recovery();
+            all.iter().map(|info| info.id).collect::<Vec<u64>>()
+        };
+        assert_eq!(bench.clients.reclaim(FIRST, &ping).unwrap().opens, [(INO, 0, 1)]);
+        for _ in 0..8 {
+            bench.env.sleep(Duration::from_secs(5)).await;
+            let again = bench.clients.reclaim(FIRST, &ping).unwrap();
+            assert_eq!((again.opens, again.refused_locks), (vec![(INO, 1, 1)], 0));
+        }
+        assert_eq!(stuck(), [FIRST, SECOND]);
+        let late = PingRequest { opens: vec![], ..ping };
+        assert_eq!(bench.clients.reclaim(SECOND, &late).unwrap().refused_locks, 1);
+        assert_eq!(stuck(), [FIRST, SECOND]);
+        assert_eq!(bench.clients.take_refused_locks(), [(SECOND, 1)].into());
+        assert!(bench.clients.take_refused_locks().is_empty());
+    });
+}
+
 /// The host was suspended: then nobody could do anything.
 #[test]
 fn a_suspended_service_ends_no_recovery() {

@@ -53,7 +53,7 @@ fn a_gateway_asks_for_users_that_it_has_named_and_a_mount_for_none() {
         // Regression: a session reported any number of files as open at any time.
         let opens = vec![OpenCount { ino: INO.ino.0, count: 2, branch: 0, user }];
         let ping = PingRequest { opens, start: GENERATION, ..PingRequest::default() };
-        assert_eq!(clients.reclaim(5, &ping), Ok(vec![]), "it owes no report");
+        assert_eq!(clients.reclaim(5, &ping), Ok(Reclaimed::default()), "it owes no report");
         let closes = [(); 2].map(|()| clients.close_for(who(5, user), INO));
         assert_eq!(closes, [true, false]);
         clients.end_session(5).unwrap();
@@ -91,7 +91,7 @@ fn locks_of_users_are_told_apart_also_after_a_restart() {
         let locks = vec![LockRequest { user: one, ..exclusive_lock() }];
         let opens = [one, other].map(|user| OpenCount { ino: INO.ino.0, count: 1, branch: 0, user }).to_vec();
         let ping = PingRequest { opens, locks, reclaimed: true, start: GENERATION };
-        assert_eq!(later.reclaim(5, &ping), Ok(vec![(INO, 0, 2)]), "both have it open");
+        assert_eq!(later.reclaim(5, &ping).unwrap().opens, [(INO, 0, 2)], "both have it open");
         let ask = |user, change| later.lock(5, user, &lock(change)).unwrap().conflict.is_some();
         assert!(ask(other, LockChange::Exclusive));
         assert!(!ask(other, LockChange::Unlock), "there is none of its own to release");

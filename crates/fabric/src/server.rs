@@ -230,9 +230,6 @@ impl Server {
                 }
             }
         };
-        connection.is_closed.set(true);
-        // The replies in it keep permits.
-        outbox.replace(Outbox::new(version));
         if self.speakers.leave(session.get(), number) {
             self.service.hung_up(session.get());
         }
@@ -243,6 +240,9 @@ impl Server {
             outbox.borrow_mut().push(last, None);
             timeout(&self.env, LAST_WORD, send(&self.env, &**link, outbox, wake, true)).await;
         }
+        connection.is_closed.set(true);
+        // The replies in it keep permits. The last word has come behind them.
+        outbox.replace(Outbox::new(version));
         why
     }
 

@@ -558,7 +558,7 @@ impl Leases {
         let know = |file: &FileId| (*file, self.attributes.of_others(session, *file));
         let known: Vec<_> = files.iter().map(know).filter(|(_, others)| !others.is_empty()).collect();
         if known.is_empty() {
-            self.attributes.begin_change(session, files);
+            self.attributes.begin_change(session, files, now);
             return Asked::Now(());
         }
         if !self.has_room(session) {

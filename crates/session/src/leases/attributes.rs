@@ -3,7 +3,8 @@
 //!
 //! They come with the replies that contain attributes. Sessions share them, and one that wants to change the
 //! attributes waits until the others have given theirs back. After that nobody gets one on the inode for a
-//! moment ([`COOLING`]): a directory that several change would cost a call for each change.
+//! moment ([`COOLING`]): a directory that several change would cost a call for each change. After a wait that
+//! was long it takes longer: nobody may hold up each change of a directory by asking for the lease again.
 //!
 //! Invariants:
 //! - while an inode's attributes are being changed, no other session has a lease on them or gets one;
@@ -17,6 +18,10 @@ use std::time::Duration;
 const MOST: usize = 1 << 16;
 /// Time after a call for which nobody gets a lease on the inode.
 const COOLING: Duration = Duration::from_secs(5);
+/// After a wait longer than this, nobody gets a lease for [`TIMES`] as long, up to [`LONGEST`].
+const LONG: Duration = Duration::from_secs(1);
+const TIMES: u32 = 10;
+const LONGEST: Duration = Duration::from_secs(60);
 /// The number of cooling inodes above which those that have cooled are forgotten.
 const MOST_COOLING: usize = 4096;
 
@@ -27,12 +32,19 @@ pub(super) struct Attributes {
     held: HashMap<FileId, Vec<(u64, u64)>>,
     /// The number of leases of each session.
     counts: Counts<u64>,
-    /// Until when nobody gets a lease.
-    cooling: HashMap<FileId, Duration>,
+    cooling: HashMap<FileId, Cooling>,
     /// Until when nobody gets a lease on any inode, because more are cooling than the table has room for.
     all_cool: Duration,
     /// The number of changes of each inode that is being changed.
     changing: Counts<FileId>,
+}
+
+/// An inode on which nobody gets a lease.
+#[derive(Clone, Copy, Debug)]
+struct Cooling {
+    until: Duration,
+    /// When the first one that still waits to change the inode began to.
+    since: Option<Duration>,
 }
 
 impl Attributes {
@@ -44,7 +56,8 @@ impl Attributes {
 
     /// True if a session may get a lease now, as far as other leases on attributes go.
     pub(super) fn may_be_granted(&self, session: u64, file: FileId, now: Duration) -> bool {
-        let is_cooling = now < self.all_cool || self.cooling.get(&file).is_some_and(|until| now < *until);
+        let is_cooling =
+            now < self.all_cool || self.cooling.get(&file).is_some_and(|cooling| now < cooling.until);
         !is_cooling && self.changing.of(file) == 0 && self.counts.of(session) < MOST
     }
 
@@ -62,23 +75,33 @@ impl Attributes {
         held.filter(|(holder, _)| *holder != session).copied().collect()
     }
 
-    /// Nobody gets a lease on an inode for a moment.
+    /// A change of an inode waits for those that have leases on it. Nobody gets one for a moment.
     pub(super) fn cool(&mut self, file: FileId, now: Duration) {
+        let until = now + COOLING;
+        if let Some(cooling) = self.cooling.get_mut(&file) {
+            *cooling = Cooling { until: until.max(cooling.until), since: cooling.since.or(Some(now)) };
+            return;
+        }
         if self.cooling.len() >= MOST_COOLING {
-            self.cooling.retain(|_, until| now < *until);
+            self.cooling.retain(|_, cooling| now < cooling.until);
         }
         match self.cooling.len() < MOST_COOLING {
-            true => drop(self.cooling.insert(file, now + COOLING)),
+            true => drop(self.cooling.insert(file, Cooling { until, since: Some(now) })),
             // A change of this inode waits, and must not be overtaken for ever.
-            false => self.all_cool = now + COOLING,
+            false => self.all_cool = until,
         }
     }
 
     /// A change of these inodes begins, which ends with [`Self::end_change`].
-    pub(super) fn begin_change(&mut self, session: u64, files: &[FileId]) {
+    pub(super) fn begin_change(&mut self, session: u64, files: &[FileId], now: Duration) {
         for file in files {
             assert!(self.of_others(session, *file).is_empty(), "others may cache the attributes of {file}");
             self.changing.add(*file);
+            let Some(cooling) = self.cooling.get_mut(file) else { continue };
+            let waited = cooling.since.take().map_or(Duration::ZERO, |since| now - since);
+            if waited > LONG {
+                cooling.until = cooling.until.max(now + LONGEST.min(waited * TIMES));
+            }
         }
     }
 
@@ -164,7 +187,7 @@ mod tests {
     fn nobody_gets_a_lease_during_a_change_or_shortly_after_a_call() {
         let mut attributes = Attributes::default();
         let now = Duration::from_secs(100);
-        attributes.begin_change(1, &[FILE, FILE]);
+        attributes.begin_change(1, &[FILE, FILE], now);
         assert!(!attributes.may_be_granted(1, FILE, now) && !attributes.may_be_granted(2, FILE, now));
         attributes.end_change(&[FILE]);
         assert!(!attributes.may_be_granted(2, FILE, now), "another change runs");
@@ -173,6 +196,29 @@ mod tests {
         attributes.cool(FILE, now);
         assert!(!attributes.may_be_granted(2, FILE, now + COOLING - Duration::from_nanos(1)));
         assert!(attributes.may_be_granted(2, FILE, now + COOLING));
+    }
+
+    /// Regression: a session that gave its lease back just in time, and got it again, held up each change.
+    #[test]
+    fn who_was_waited_for_long_gets_no_lease_soon() {
+        let at = Duration::from_secs;
+        // Columns: the time of the wait, and that for which nobody gets a lease afterwards.
+        for (waited, cools) in [(0, 5), (1, 4), (2, 20), (4, 40), (8, 60), (29, 60)] {
+            let mut attributes = Attributes::default();
+            attributes.cool(FILE, at(100));
+            if waited > 1 {
+                attributes.cool(FILE, at(101));
+            }
+            let begun = at(100 + waited);
+            attributes.begin_change(1, &[FILE], begun);
+            attributes.end_change(&[FILE]);
+            assert!(!attributes.may_be_granted(2, FILE, begun + at(cools) - Duration::from_nanos(1)));
+            assert!(attributes.may_be_granted(2, FILE, begun + at(cools)), "{waited}");
+            // The next one waits for nobody.
+            attributes.begin_change(1, &[FILE], begun + at(1));
+            attributes.end_change(&[FILE]);
+            assert!(attributes.may_be_granted(2, FILE, begun + at(cools)), "{waited}");
+        }
     }
 
     #[test]

@@ -14,8 +14,8 @@
 //! - a length is checked against its limit before it is used;
 //! - payload is received into block-aligned memory, and sent without a copy;
 //! - any protocol error closes the connection, with a reason that both ends log;
-//! - a session has at most [`REQUESTS`] requests, and at most [`BYTES`] in them or in their replies, until
-//!   the replies are sent, over all of its connections;
+//! - a connection has at most [`REQUESTS`] requests, and at most [`BYTES`] in them or in their replies, until
+//!   the replies are sent, and all connections of a session together have twice as much;
 //! - control traffic, which keeps a session alive and answers the calls of the service, is counted apart: at
 //!   most [`CONTROL`] requests, with at most [`CONTROL_BYTES`] of bodies.
 #![cfg_attr(
@@ -47,18 +47,19 @@ use std::time::Duration;
 pub const BODY_BYTES: usize = 1 << 20;
 /// Longest payload of a message in bytes.
 pub const PAYLOAD_BYTES: usize = 4 << 20;
-/// The most requests of a session in flight, until their replies are sent.
+/// The most requests of a connection in flight, until their replies are sent.
 pub const REQUESTS: usize = 128;
-/// The most requests of control traffic of a session in flight. They are counted apart from [`REQUESTS`],
+/// The most requests of control traffic of a connection in flight. They are counted apart from [`REQUESTS`],
 /// because other clients wait for the answers, and the session ends without them.
 pub const CONTROL: usize = 1024;
 /// The most bytes of bodies of [`CONTROL`] requests.
 pub const CONTROL_BYTES: usize = 8 << 20;
 /// The most bytes in [`REQUESTS`] or in their replies.
 pub const BYTES: usize = 32 << 20;
-/// The most connections of a server that have completed the first exchange.
+/// The most connections of a server with a session that lives.
 pub const CONNECTIONS: usize = 64;
-/// The most connections of a server in the first exchange. One more closes the oldest of them.
+/// The most connections of a server in the first exchange, and those after it without a session. One more
+/// closes the oldest of them.
 pub const NEWCOMERS: usize = 64;
 /// Time limit for the first exchange, and for Hello after it.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);

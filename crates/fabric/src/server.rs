@@ -27,6 +27,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Bytes that count for a request for a part of a listing: its reply may have so many.
 const LISTING_BYTES: usize = BODY_BYTES / 2;
+/// The bounds of a session are those of this many connections: the present one, and one that is lost.
+const CONNECTIONS_OF_SESSION: usize = 2;
 /// Shortest interval between log messages about refused connections.
 const REFUSED_TOLD: Duration = Duration::from_secs(60);
 
@@ -40,16 +42,19 @@ pub enum Door {
     Token(SocketAddr),
 }
 
-/// Serves connections. Those that have not completed the first exchange are counted apart, and a new one
-/// evicts the oldest, so that silent connections keep nobody out.
+/// Serves connections. Those that have not completed the first exchange are counted apart, and so are those
+/// that Hello has not bound to a session. A new one evicts the oldest of them, so that silent connections
+/// keep nobody out.
 pub struct Server {
     env: Env,
     service: Rc<dyn Service>,
     store: StoreId,
     token: Option<Token>,
     newcomers: RefCell<Newcomers<Rc<dyn Link>>>,
-    /// Connections that have completed the first exchange.
-    links: RefCell<BTreeMap<u64, Rc<dyn Link>>>,
+    /// Connections that have completed the first exchange and have no session.
+    guests: RefCell<Newcomers<Rc<dyn Link>>>,
+    /// Connections with their sessions.
+    links: RefCell<BTreeMap<u64, Bound>>,
     speakers: Rc<Speakers>,
     /// The bounds of sessions that have a connection or requests in flight.
     bounds: RefCell<BTreeMap<u64, Weak<Bounds>>>,
@@ -59,8 +64,15 @@ pub struct Server {
     refused_told: Cell<Option<Duration>>,
 }
 
-/// The bounds of a session's requests in flight. Its connections share them, so that a client which connects
-/// again and again has no more of them. Before Hello a connection has its own.
+/// A connection with a session.
+struct Bound {
+    session: u64,
+    link: Rc<dyn Link>,
+}
+
+/// The bounds of requests in flight: those of a connection, and those of a session, which its connections
+/// share. So a client that connects again and again has no more of them, and one whose requests are still
+/// being carried out over a connection that is lost can send them again.
 struct Bounds {
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
@@ -70,17 +82,19 @@ struct Bounds {
 }
 
 impl Bounds {
-    fn new() -> Rc<Self> {
+    /// The bounds of this many connections.
+    fn new(connections: usize) -> Rc<Self> {
+        let bound = |most: usize| Arc::new(Semaphore::new(most * connections));
         Rc::new(Self {
-            requests: Arc::new(Semaphore::new(REQUESTS)),
-            bytes: Arc::new(Semaphore::new(BYTES)),
-            control: Arc::new(Semaphore::new(CONTROL)),
-            control_bytes: Arc::new(Semaphore::new(CONTROL_BYTES)),
+            requests: bound(REQUESTS),
+            bytes: bound(BYTES),
+            control: bound(CONTROL),
+            control_bytes: bound(CONTROL_BYTES),
         })
     }
 
     /// Waits until a request is within the bounds.
-    async fn admit(self: &Rc<Self>, frame: &Frame) -> Held {
+    async fn admit(self: &Rc<Self>, frame: &Frame) -> Permits {
         let (requests, bytes, cost) = match is_control(frame.header.kind) {
             true => (&self.control, &self.control_bytes, frame.body.len()),
             false => (&self.requests, &self.bytes, cost_bytes(frame).clamp(1, BYTES)),
@@ -90,12 +104,14 @@ impl Bounds {
         let (Ok(request), Ok(bytes)) = (request, bytes) else {
             unreachable!("these semaphores are never closed")
         };
-        Held { _request: request, _bytes: bytes, _of: self.clone() }
+        Permits { _request: request, _bytes: bytes, _of: self.clone() }
     }
 }
 
-/// Permits of a request, which it keeps until its reply is sent, and what they are of.
-struct Held {
+/// Permits of a request, which it keeps until its reply is sent: of its connection, and of its session.
+type Held = (Permits, Option<Permits>);
+
+struct Permits {
     _request: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
     _of: Rc<Bounds>,
@@ -103,6 +119,8 @@ struct Held {
 
 struct Connection {
     number: u64,
+    /// Its number among the connections without a session.
+    guest: u64,
     /// The session that Hello has bound to this connection; 0 before that.
     session: Cell<u64>,
     /// Signalled when the client has switched to a newer connection.
@@ -112,7 +130,8 @@ struct Connection {
     version: Version,
     outbox: RefCell<Outbox<Option<Held>>>,
     wake: Notify,
-    bounds: RefCell<Rc<Bounds>>,
+    bounds: Rc<Bounds>,
+    of_session: RefCell<Option<Rc<Bounds>>>,
     /// True once Hello was received.
     has_greeted: Cell<bool>,
     /// True once it is closed: no reply is sent any more.
@@ -128,6 +147,7 @@ impl Server {
             store,
             token,
             newcomers: RefCell::new(Newcomers::new(NEWCOMERS)),
+            guests: RefCell::new(Newcomers::new(NEWCOMERS)),
             links: RefCell::default(),
             speakers: Rc::default(),
             bounds: RefCell::default(),
@@ -182,9 +202,9 @@ impl Server {
         self.newcomers.borrow().len() >= NEWCOMERS / 2
     }
 
-    /// The number of connections, including those in the first exchange.
+    /// The number of connections, including those without a session.
     pub fn connections(&self) -> usize {
-        self.links.borrow().len() + self.newcomers.borrow().len()
+        self.links.borrow().len() + self.guests.borrow().len() + self.newcomers.borrow().len()
     }
 
     /// True if a session has an open connection.
@@ -196,24 +216,41 @@ impl Server {
     pub fn stop(&self) {
         self.stopped.set(true);
         self.newcomers.borrow().iter().for_each(|link| link.close());
-        self.links.borrow().values().for_each(|link| link.close());
+        self.guests.borrow().iter().for_each(|link| link.close());
+        self.links.borrow().values().for_each(|bound| bound.link.close());
     }
 
     async fn serve(self: Rc<Self>, link: Rc<dyn Link>, number: u64, door: Door) -> Lost {
-        let version = match timeout(&self.env, HANDSHAKE, self.greet(&link, number, door)).await {
-            Some(Ok(version)) => version,
-            Some(Err(why)) => return why,
-            None => return Lost::Said(format!("no greeting within {} s", HANDSHAKE.as_secs())),
+        let guest = Cell::new(None);
+        let greeted = timeout(&self.env, HANDSHAKE, self.greet(&link, number, door, &guest)).await;
+        let late = || Err(Lost::Said(format!("no greeting within {} s", HANDSHAKE.as_secs())));
+        let why = match greeted.unwrap_or_else(late) {
+            Ok(version) => self.serve_guest(link, number, (guest.get(), version)).await,
+            Err(why) => why,
         };
+        guest.get().into_iter().for_each(|guest| drop(self.guests.borrow_mut().leave(guest)));
+        why
+    }
+
+    /// Serves a connection after the first exchange.
+    async fn serve_guest(
+        self: &Rc<Self>,
+        link: Rc<dyn Link>,
+        number: u64,
+        (guest, version): (Option<u64>, Version),
+    ) -> Lost {
+        let guest = guest.expect("who is let in has a place");
         let connection = Rc::new(Connection {
             number,
+            guest,
             session: Cell::new(0),
             over: Rc::default(),
             link,
             version,
             outbox: RefCell::new(Outbox::new(version)),
             wake: Notify::new(),
-            bounds: RefCell::new(Bounds::new()),
+            bounds: Bounds::new(1),
+            of_session: RefCell::default(),
             has_greeted: Cell::new(false),
             is_closed: Cell::new(false),
         });
@@ -254,8 +291,15 @@ impl Server {
         }
     }
 
-    /// The first exchange. Returns the version of the messages after it.
-    async fn greet(&self, link: &Rc<dyn Link>, number: u64, door: Door) -> Result<Version, Lost> {
+    /// The first exchange. Returns the version of the messages after it. Sets `guest` to the number of the
+    /// connection among those without a session, once it has one.
+    async fn greet(
+        &self,
+        link: &Rc<dyn Link>,
+        number: u64,
+        door: Door,
+        guest: &Cell<Option<u64>>,
+    ) -> Result<Version, Lost> {
         let mut bytes = [0; GREETING_BYTES];
         // The first bytes suffice to reject a client of another protocol.
         receive_exact(&**link, &mut bytes[..8]).await?;
@@ -272,7 +316,10 @@ impl Server {
                 (settled, _) => settled,
             },
         };
-        let settled = settled.and_then(|version| self.let_in(link, number).map(|()| version));
+        let settled = settled.and_then(|version| {
+            guest.set(Some(self.let_in(link, number)?));
+            Ok(version)
+        });
         let welcome = Welcome::new(settled);
         send_all(&**link, &welcome.encode()).await?;
         match welcome {
@@ -301,17 +348,49 @@ impl Server {
         })
     }
 
-    /// Moves a connection from the first exchange to the accepted ones. The error is the reason if it is
-    /// refused.
-    fn let_in(&self, link: &Rc<dyn Link>, number: u64) -> Result<(), String> {
-        let mut links = self.links.borrow_mut();
-        if links.len() >= CONNECTIONS {
+    /// Moves a connection from the first exchange to those without a session. Returns its number among them.
+    /// The error is the reason if it is refused.
+    fn let_in(&self, link: &Rc<dyn Link>, number: u64) -> Result<u64, String> {
+        if self.is_full() {
             return Err(format!("there are {CONNECTIONS} connections, which is the most"));
         }
         if self.newcomers.borrow_mut().leave(number).is_none() {
             return Err("too many connections wait to be let in".into());
         }
-        links.insert(number, link.clone());
+        let (guest, out) = self.guests.borrow_mut().enter(link.clone());
+        if let Some(out) = out {
+            self.note_refused(|| format!("the oldest of {NEWCOMERS} that have no session was closed"));
+            out.close();
+        }
+        Ok(guest)
+    }
+
+    /// True if all places are those of connections whose sessions live.
+    fn is_full(&self) -> bool {
+        let links = self.links.borrow();
+        links.len() >= CONNECTIONS && links.values().all(|bound| self.service.has_session(bound.session))
+    }
+
+    /// Gives a connection the place of its session. It may take that of the session's older connection, or of
+    /// one whose session has ended.
+    fn bind(&self, connection: &Connection, session: u64) -> Result<(), Lost> {
+        if self.guests.borrow_mut().leave(connection.guest).is_none() {
+            return Err(Lost::Said("too many connections have no session".into()));
+        }
+        let mut links = self.links.borrow_mut();
+        if links.len() >= CONNECTIONS {
+            let first = |is: &dyn Fn(&Bound) -> bool| {
+                links.iter().find(|(_, bound)| is(bound)).map(|(number, _)| *number)
+            };
+            let own = first(&|bound| bound.session == session);
+            let out = own.or_else(|| first(&|bound| !self.service.has_session(bound.session)));
+            let Some(out) = out else {
+                return Err(Lost::Said(format!("there are {CONNECTIONS} connections, which is the most")));
+            };
+            links.remove(&out).into_iter().for_each(|bound| bound.link.close());
+        }
+        links.insert(connection.number, Bound { session, link: connection.link.clone() });
+        assert!(links.len() <= CONNECTIONS, "connections are bounded");
         Ok(())
     }
 
@@ -324,7 +403,7 @@ impl Server {
 
     /// Serves Hello, which binds its session to the connection. Nothing is received meanwhile. A connection
     /// has one session.
-    async fn greeted(&self, connection: &Connection, hello: Frame) -> Result<Frame, Newer> {
+    async fn greeted(&self, connection: &Connection, hello: Frame) -> Result<Frame, Lost> {
         let bound = connection.session.get();
         if bound > 0 && bound != hello.header.session {
             let why = format!("Hello: the connection is that of session {bound}");
@@ -344,9 +423,14 @@ impl Server {
         let reply = answer.await.unwrap_or_else(stopped);
         if let Some(session) = session_of_hello(&reply) {
             assert!(bound == 0 || bound == session, "Hello with a session is about that one");
+            if bound == 0 {
+                self.bind(connection, session)?;
+            }
             connection.session.set(session);
-            self.speakers.hear(session, (connection.number, &connection.over), Kind::Hello)?;
-            connection.bounds.replace(self.bounds_of(session));
+            self.speakers
+                .hear(session, (connection.number, &connection.over), Kind::Hello)
+                .map_err(|Newer| over_a_newer_one())?;
+            connection.of_session.replace(Some(self.bounds_of(session)));
             if bound == 0 {
                 // Requests that wait have come over older connections, and come again.
                 self.service.hung_up(session);
@@ -358,7 +442,8 @@ impl Server {
     /// The bounds of a session's requests.
     fn bounds_of(&self, session: u64) -> Rc<Bounds> {
         let mut all = self.bounds.borrow_mut();
-        let bounds = all.get(&session).and_then(Weak::upgrade).unwrap_or_else(Bounds::new);
+        let bounds =
+            all.get(&session).and_then(Weak::upgrade).unwrap_or_else(|| Bounds::new(CONNECTIONS_OF_SESSION));
         all.insert(session, Rc::downgrade(&bounds));
         bounds
     }
@@ -378,11 +463,17 @@ impl Server {
                 _ => {}
             }
             connection.has_greeted.set(connection.has_greeted.get() || frame.header.kind == Kind::Hello);
-            let bounds = connection.bounds.borrow().clone();
-            let held = bounds.admit(&frame).await;
+            let of_session = connection.of_session.borrow().clone();
+            let own = connection.bounds.admit(&frame).await;
+            let held = match of_session {
+                Some(bounds) => (own, Some(bounds.admit(&frame).await)),
+                None => (own, None),
+            };
             if frame.header.kind == Kind::Hello {
-                let Ok(reply) = self.greeted(connection, frame).await else { return over_a_newer_one() };
-                connection.send(reply, held);
+                match self.greeted(connection, frame).await {
+                    Ok(reply) => connection.send(reply, held),
+                    Err(why) => return why,
+                }
                 continue;
             }
             if frame.header.session == 0 || frame.header.session != connection.session.get() {

@@ -24,7 +24,8 @@ pub(crate) async fn run(node: Rc<Node>) {
         }
         for (session, locks) in node.clients.take_refused_locks() {
             let text = format!(
-                "session {session} lost {locks} locks over the restart: another one has said that they were its own"
+                "session {session} lost {locks} locks over the restart: another one has said that they were its own, \
+                 or there are too many"
             );
             node.events.add(Severity::Warning, EventKind::LocksLost, "fs main", text);
         }

@@ -65,6 +65,10 @@ impl Service for ForOthers {
     fn hung_up(&self, session: u64) {
         self.node.clients.hung_up(session);
     }
+
+    fn has_session(&self, session: u64) -> bool {
+        self.node.clients.is_live(session)
+    }
 }
 
 /// Fails unless a request addresses what this release has: one target, one fileset with one branch, each in

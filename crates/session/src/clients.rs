@@ -10,7 +10,7 @@ mod guards;
 
 use crate::leases::{Asked, Leases, Leaving, MOST_WAITING};
 use crate::locks::Locks;
-use crate::recovery::{MOST_REPEATED_BYTES, Reclaimed, Recovery, Refused};
+use crate::recovery::{LockPlace, MOST_REFUSED, MOST_REPEATED_BYTES, Reclaimed, Recovery, Refused};
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
 use crate::unanswered::{Oldest, Unanswered};
@@ -29,7 +29,7 @@ use penstock_wire::{Failure, Header, Kind, SLOTS};
 use prost::Message;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -102,8 +102,8 @@ pub struct Clients {
     locks: RefCell<Locks>,
     /// Wakes the Watch request of each session.
     watching: RefCell<BTreeMap<u64, Rc<Notify>>>,
-    /// The numbers of locks that sessions had before the restart and could not get back.
-    refused_locks: RefCell<BTreeMap<u64, u64>>,
+    /// The locks that each session had before the restart and could not get back.
+    refused_locks: RefCell<BTreeMap<u64, BTreeSet<LockPlace>>>,
     /// Notified when leases change, for a stop.
     changed: Notify,
     /// Notified when a request has been executed.
@@ -300,11 +300,14 @@ impl Clients {
             return Ok(Reclaimed::default());
         }
         let mut reclaimed = Reclaimed::default();
-        let mut grown = false;
         for lock in locks {
-            match self.reclaim_lock(session, lock) {
-                Ok(has_grown) => grown |= has_grown,
-                Err(Refused) => reclaimed.refused_locks += 1,
+            if let Err(Refused) = self.reclaim_lock(session, lock) {
+                reclaimed.refused_locks += 1;
+                let mut refused = self.refused_locks.borrow_mut();
+                let refused = refused.entry(session).or_default();
+                if refused.len() < MOST_REFUSED {
+                    refused.insert((lock.file(), lock.owner, lock.first));
+                }
             }
         }
         let mut sessions = self.sessions.borrow_mut();
@@ -327,32 +330,29 @@ impl Clients {
         if *all {
             sessions.reported_opens(session);
         }
+        let told = sessions.open_inodes(session) + self.locks.borrow().held_in(session);
         drop(sessions);
         // Nothing that is told once more is progress.
-        if *all || grown || reclaimed.opens.iter().any(|(_, before, count)| before != count) {
+        if self.recovery.borrow_mut().has_told(session, told) || *all {
             self.progressed(session);
         }
         if *all {
             self.end_recovery_of(session, true);
         }
-        if reclaimed.refused_locks > 0 {
-            *self.refused_locks.borrow_mut().entry(session).or_default() += reclaimed.refused_locks;
-        }
         Ok(reclaimed)
     }
 
-    /// Takes the sessions that lost locks over a restart, with the numbers of locks.
-    pub fn take_refused_locks(&self) -> BTreeMap<u64, u64> {
-        self.refused_locks.take()
+    /// Takes the sessions that lost locks over a restart, with the numbers of locks. A session is there again
+    /// if it asks once more.
+    pub fn take_refused_locks(&self) -> BTreeMap<u64, usize> {
+        self.refused_locks.take().into_iter().map(|(session, locks)| (session, locks.len())).collect()
     }
 
-    /// Restores a lock that a session had before a restart. Returns true if it was not restored before. It is
-    /// refused if another session has said that the lock was its own.
-    fn reclaim_lock(&self, session: u64, request: &LockRequest) -> Result<bool, Refused> {
-        let mut locks = self.locks.borrow_mut();
-        let before = locks.held_by(session, request.uid);
-        match locks.change_for((session, request.user), request, true) {
-            Ok((LockReply { conflict: None, .. }, _)) => Ok(locks.held_by(session, request.uid) > before),
+    /// Restores a lock that a session had before a restart. It is refused if another session has said that
+    /// the lock was its own, or if there are too many.
+    fn reclaim_lock(&self, session: u64, request: &LockRequest) -> Result<(), Refused> {
+        match self.locks.borrow_mut().change_for((session, request.user), request, true) {
+            Ok((LockReply { conflict: None, .. }, _)) => Ok(()),
             result => {
                 tracing::debug!(session, file = request.ino, ?result, "a lock cannot be restored");
                 Err(Refused)

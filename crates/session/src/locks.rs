@@ -198,6 +198,11 @@ impl Locks {
         self.change_for((session, 0), request, granted)
     }
 
+    /// The number of locks of a session.
+    pub(crate) fn held_in(&self, session: u64) -> u64 {
+        self.held.iter().filter(|((of, _), _)| *of == session).map(|(_, locks)| *locks as u64).sum()
+    }
+
     /// The number of locks of a user in a session.
     pub(crate) fn held_by(&self, session: u64, uid: u32) -> usize {
         self.held.get(&(session, uid)).copied().unwrap_or(0)

@@ -36,6 +36,12 @@ pub struct Reclaimed {
 /// A lock that a session does not get back.
 pub(crate) struct Refused;
 
+/// File, owner and first byte of a lock.
+pub(crate) type LockPlace = (FileId, u64, u64);
+
+/// Most locks of a session that are remembered because it did not get them back.
+pub(crate) const MOST_REFUSED: usize = 4096;
+
 /// Most requests of a session that wait for their turn. A client has one, and sends it again over each new
 /// connection.
 const MOST_WAITING: u64 = 8;
@@ -48,6 +54,8 @@ pub(crate) struct Recovery {
     wanted: BTreeMap<u64, Counts<u64>>,
     /// The number of such requests that have come from each session.
     came: BTreeMap<u64, u64>,
+    /// The most opens and locks that each session has reported so far.
+    told: BTreeMap<u64, u64>,
     /// The last change that each session has made.
     made: BTreeMap<u64, u64>,
     /// When each session was last heard with something that is a part of it.
@@ -105,6 +113,14 @@ impl Recovery {
         is_new
     }
 
+    /// A session has reported this number of opens and locks. Returns true if it is more than ever.
+    pub(crate) fn has_told(&mut self, session: u64, count: u64) -> bool {
+        let most = self.told.entry(session).or_default();
+        let is_new = count > *most;
+        *most = count.max(*most);
+        is_new
+    }
+
     /// A change could not be made again.
     pub(crate) fn refused(&mut self) {
         self.unreported += 1;
@@ -125,6 +141,7 @@ impl Recovery {
     pub(crate) fn end(&mut self, session: u64, has_reported: bool) {
         self.wanted.remove(&session);
         self.came.remove(&session);
+        self.told.remove(&session);
         self.made.remove(&session);
         self.progress.remove(&session);
         self.unreported += u64::from(!has_reported);

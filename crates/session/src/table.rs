@@ -437,6 +437,11 @@ impl Sessions {
         }
     }
 
+    /// The number of inodes that a session has open.
+    pub(crate) fn open_inodes(&self, id: u64) -> u64 {
+        self.live.get(&id).map_or(0, |session| session.opens.len() as u64)
+    }
+
     /// Sets the number of times that a session has an inode open. Returns the number before; none if there is
     /// no such session, or it has too many open.
     pub(crate) fn set_opens(&mut self, id: u64, file: FileId, count: u64) -> Option<u64> {

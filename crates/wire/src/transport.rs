@@ -23,6 +23,9 @@ pub trait Service {
     /// The connections are lost over which the requests of a session have come that are being carried out.
     /// Those that wait for news may be given up: their client sends them again.
     fn hung_up(&self, session: u64);
+
+    /// True if a session lives. A connection of one that has ended gives its place to another.
+    fn has_session(&self, session: u64) -> bool;
 }
 
 /// The number of the session that a reply to Hello gives; none if it is another reply, or a failure.

@@ -11,8 +11,8 @@ use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
 use penstock_wire::metadata::{
     HelloReply, HelloRequest, InodeRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest,
-    MakeRequest, NameRequest, OpenCount, PingRequest, ReleasedLease, RenameRequest, SetAttrRequest,
-    WatchRequest, XattrRequest,
+    MakeRequest, NameRequest, OpenCount, PingRequest, ROLE_MOUNT, ReleasedLease, RenameRequest,
+    SetAttrRequest, WatchRequest, XattrRequest,
 };
 use penstock_wire::{Frame, Kind, SLOTS, Service, Transport, Version, session_of_hello};
 use prost::Message;
@@ -412,11 +412,14 @@ fn the_silent_keep_nobody_out() {
         // Each of these mounts takes the place of one of the stranger's connections.
         let mut mounts = Vec::new();
         for _ in 0..penstock_fabric::CONNECTIONS {
-            mounts.push(Remote::connect(&machine.env, way.clone()).await.unwrap());
+            mounts.push(mount(&machine, &way).await);
         }
         let refused = Remote::connect(&machine.env, way.clone()).await.map(|_| ()).unwrap_err();
         assert!(refused.message.contains("64 connections"), "{refused}");
-        mounts.iter().for_each(|mount| mount.close());
+        for (client, remote) in mounts {
+            client.close().await.unwrap();
+            remote.close();
+        }
         way.links.borrow().iter().for_each(|link| link.cut());
         machine.env.sleep(penstock_fabric::HANDSHAKE * 2).await;
         assert_eq!(server.connections(), 0);
@@ -933,6 +936,10 @@ impl Service for Endless {
     }
 
     fn hung_up(&self, _session: u64) {}
+
+    fn has_session(&self, session: u64) -> bool {
+        session == ENDLESS
+    }
 }
 
 /// The session of every client of an endless service.
@@ -962,15 +969,16 @@ fn requests_that_wait_are_bounded_however_often_their_client_connects() {
     ] {
         on_machine(94, async |_, machine| {
             let (way, endless, _server, remote) = with_endless(&machine).await;
-            for _ in 0..most + 20 {
+            for _ in 0..3 * most {
                 let remote = remote.clone();
                 let request = request_of(ENDLESS, 0, kind, vec![0; bytes]);
                 let call = async move { drop(remote.call(request).await) };
                 machine.env.spawn("call", Box::pin(call));
             }
-            for _ in 0..5 {
+            // Those over the connection that is lost do not keep their client from going on.
+            for connections in [1, 2, 2, 2] {
                 machine.env.sleep(Duration::from_secs(30)).await;
-                assert_eq!(endless.0.get(), most, "{kind:?} of {bytes} bytes");
+                assert_eq!(endless.0.get(), connections * most, "{kind:?} of {bytes} bytes");
                 way.last().close();
             }
             remote.close();
@@ -995,14 +1003,45 @@ fn who_says_no_hello_keeps_nobody_out() {
         let server = way.server.borrow().clone().unwrap();
         machine.env.sleep(Duration::from_secs(1)).await;
         assert_eq!(server.connections(), penstock_fabric::CONNECTIONS);
-        assert!(Remote::connect(&machine.env, way.clone()).await.is_err());
-        machine.env.sleep(penstock_fabric::HANDSHAKE).await;
-        assert_eq!(server.connections(), 0);
         let (client, remote) = mount(&machine, &way).await;
         machine.env.sleep(penstock_fabric::HANDSHAKE * 3).await;
         assert_eq!(server.connections(), 1, "who has said it stays");
         client.close().await.unwrap();
         remote.close();
+        machine.stop().await;
+    });
+}
+
+/// Regression: so did connections whose Hello was refused, and those whose sessions had ended.
+#[test]
+fn a_connection_without_a_session_that_lives_keeps_nobody_out() {
+    on_machine(100, async |_, machine| {
+        let way = Way::new(&machine);
+        let server = way.server.borrow().clone().unwrap();
+        for (role, others) in [(2, 0), (ROLE_MOUNT, penstock_fabric::CONNECTIONS)] {
+            let mut remotes = Vec::new();
+            for number in 0..penstock_fabric::CONNECTIONS {
+                let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+                let hello = HelloRequest { role, ..HelloRequest::of_mount(Id128([1 + number as u8; 16])) };
+                let hello = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
+                let reply = remote.call(hello).await.unwrap();
+                assert_eq!(session_of_hello(&reply).is_some(), others > 0);
+                remotes.push(remote);
+            }
+            assert_eq!(server.connections(), penstock_fabric::CONNECTIONS);
+            if others > 0 {
+                assert!(Remote::connect(&machine.env, way.clone()).await.is_err());
+                machine.env.sleep(penstock_session::LEASE * 2).await;
+                assert_eq!(server.connections(), penstock_fabric::CONNECTIONS);
+            }
+            let (client, remote) = mount(&machine, &way).await;
+            client.close().await.unwrap();
+            remote.close();
+            remotes.iter().for_each(|remote| remote.close());
+            way.links.borrow().iter().for_each(|link| link.cut());
+            machine.env.sleep(Duration::from_secs(1)).await;
+            assert_eq!(server.connections(), 0);
+        }
         machine.stop().await;
     });
 }

@@ -352,7 +352,7 @@ impl Server {
     /// The error is the reason if it is refused.
     fn let_in(&self, link: &Rc<dyn Link>, number: u64) -> Result<u64, String> {
         if self.is_full() {
-            return Err(format!("there are {CONNECTIONS} connections, which is the most"));
+            return Err(no_place());
         }
         if self.newcomers.borrow_mut().leave(number).is_none() {
             return Err("too many connections wait to be let in".into());
@@ -384,9 +384,7 @@ impl Server {
             };
             let own = first(&|bound| bound.session == session);
             let out = own.or_else(|| first(&|bound| !self.service.has_session(bound.session)));
-            let Some(out) = out else {
-                return Err(Lost::Said(format!("there are {CONNECTIONS} connections, which is the most")));
-            };
+            let Some(out) = out else { return Err(Lost::Said(no_place())) };
             links.remove(&out).into_iter().for_each(|bound| bound.link.close());
         }
         links.insert(connection.number, Bound { session, link: connection.link.clone() });
@@ -523,6 +521,10 @@ fn not_bound(session: u64) -> Failure {
         ErrorKind::Ended,
         format!("session {session} is not the one that Hello has bound to this connection"),
     )
+}
+
+fn no_place() -> String {
+    format!("there are {CONNECTIONS} connections, which is the most")
 }
 
 fn over_a_newer_one() -> Lost {

@@ -174,13 +174,18 @@ impl Users {
 
     /// A user opens a file with this access. Returns false if the session has too many open.
     pub(crate) fn open(&mut self, number: u32, file: FileId, access: u32) -> bool {
-        if self.opens.len() >= MOST_OPEN && !self.opens.contains_key(&(file, number)) {
+        if !self.may_open(number, file) {
             return false;
         }
         let (count, all) = self.opens.entry((file, number)).or_default();
         (*count, *all) = (*count + 1, *all | access);
         self.add_to_sum(file, 0, 1);
         true
+    }
+
+    /// False if the session has too many open, and the user does not have this file open already.
+    fn may_open(&self, number: u32, file: FileId) -> bool {
+        self.opens.len() < MOST_OPEN || self.opens.contains_key(&(file, number))
     }
 
     /// A user closes a file once. Returns false if it has not opened it.
@@ -197,7 +202,7 @@ impl Users {
     /// The gateway says after a restart how often a user has a file open, with whatever access. Returns how
     /// often all users have; none if the session has too many open.
     pub(crate) fn set_opens(&mut self, number: u32, file: FileId, count: u64) -> Option<u64> {
-        if self.opens.len() >= MOST_OPEN && !self.opens.contains_key(&(file, number)) {
+        if !self.may_open(number, file) {
             return None;
         }
         let before = match count {

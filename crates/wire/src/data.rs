@@ -40,6 +40,12 @@ impl ChunkRef {
         Self::take_of(ino, dec)
     }
 
+    /// Takes a reference with whatever right.
+    fn take_with_right(dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
+        let (ino, _) = take_file_and_right(dec)?;
+        Self::take_of(ino, dec)
+    }
+
     /// Takes what follows the file.
     fn take_of(ino: Ino, dec: &mut Dec<'_>) -> Result<Self, DecodeError> {
         let (chunk, block, count) = (dec.u64()?, dec.u32()?, dec.u32()?);
@@ -153,16 +159,13 @@ pub fn decode_write(body: &[u8]) -> Result<(ChunkRef, Vec<u32>), DecodeError> {
 /// The checksums of the blocks that are the payload of a write, whatever its right is.
 pub fn crcs_of_write(body: &[u8]) -> Result<Vec<u32>, DecodeError> {
     let mut dec = Dec::new("write request", body);
-    let (ino, _) = take_file_and_right(&mut dec)?;
-    let chunk = ChunkRef::take_of(ino, &mut dec)?;
+    let chunk = ChunkRef::take_with_right(&mut dec)?;
     take_payload(&chunk, &mut dec)
 }
 
 /// The number of blocks that a read asks for, whatever its right is.
 pub fn blocks_of_read(body: &[u8]) -> Result<u32, DecodeError> {
-    let mut dec = Dec::new("read request", body);
-    let (ino, _) = take_file_and_right(&mut dec)?;
-    Ok(ChunkRef::take_of(ino, &mut dec)?.count)
+    Ok(ChunkRef::take_with_right(&mut Dec::new("read request", body))?.count)
 }
 
 fn take_payload(chunk: &ChunkRef, dec: &mut Dec<'_>) -> Result<Vec<u32>, DecodeError> {

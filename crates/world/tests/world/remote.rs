@@ -37,6 +37,14 @@ fn greeting() -> Vec<u8> {
     Greeting::new([7; NONCE_BYTES]).encode()
 }
 
+/// Sends bytes for which the link has room.
+fn says(link: &SimLink, bytes: &[u8]) {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        rest = &rest[link.try_write(&[IoSlice::new(rest)]).unwrap()..];
+    }
+}
+
 /// The path to a server, which a restart of the service replaces.
 pub struct Way {
     pub world: World,
@@ -296,12 +304,6 @@ fn strangers_are_told_why_and_cost_nothing() {
         way.last().cut();
         machine.env.sleep(Duration::from_millis(1)).await;
         *way.credential.borrow_mut() = Credential::Local;
-        let says = |link: &SimLink, bytes: &[u8]| {
-            let mut rest = bytes;
-            while !rest.is_empty() {
-                rest = &rest[link.try_write(&[IoSlice::new(rest)]).unwrap()..];
-            }
-        };
         let greeting = greeting();
         let frame = Frame::request(Kind::Write, vec![1; 100], Vec::new());
         let head = |body: u32, payload: u32| {
@@ -995,10 +997,7 @@ fn who_says_no_hello_keeps_nobody_out() {
         let way = Way::new(&machine);
         let silent: Vec<_> = (0..penstock_fabric::CONNECTIONS).map(|_| way.open().unwrap()).collect();
         for link in &silent {
-            let (greeting, mut sent) = (greeting(), 0);
-            while sent < greeting.len() {
-                sent += link.try_write(&[IoSlice::new(&greeting[sent..])]).unwrap();
-            }
+            says(link, &greeting());
         }
         let server = way.server.borrow().clone().unwrap();
         machine.env.sleep(Duration::from_secs(1)).await;

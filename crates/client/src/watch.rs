@@ -20,7 +20,7 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
     while !session.is_over() {
         leases.release_idle_attributes(session.env().now());
         let (released, resigned) = (leases.take_released(), leases.take_resigned());
-        let era = session.era();
+        let (era, left) = (session.era(), leases.times_left());
         let wait = !leases.has_more_to_report();
         let request = WatchRequest { wait, released, resigned, ..watch_request(&session) };
         let reply: WatchReply = match session.ask(Kind::Watch, Branch::MAIN, &request).await {
@@ -47,6 +47,8 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
             session.env().spawn("lease call", Box::pin(async move { answer(&answered, call, era).await }));
         }
         match reply.alone {
+            // The reply may be about the time before this client has left.
+            _ if leases.times_left() != left => {}
             true => leases.become_alone(),
             // Also a client that uses only names, and never asks for a lease, may be beside others.
             false => leases.meet_others(),

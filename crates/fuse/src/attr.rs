@@ -83,9 +83,18 @@ pub(crate) fn extended(nodes: &Nodes, attr: &Attr, valid: Duration) -> StatxOut 
 
 /// Builds the reply to every request that finds or creates a name, with the times for which the kernel may
 /// keep the name and the attributes. Counts it as a lookup.
-pub(crate) fn entry(nodes: &Nodes, attr: &Attr, (name, valid): (Duration, Duration)) -> EntryOut {
+pub(crate) fn entry(nodes: &Nodes, attr: &Attr, valid: (Duration, Duration)) -> EntryOut {
+    entry_of(nodes.looked_up(attr), nodes, attr, valid)
+}
+
+/// Builds the reply to a lookup that must not name the file it has found: with a number that no node has.
+pub(crate) fn stranger(nodes: &Nodes, attr: &Attr) -> EntryOut {
+    entry_of(nodes.stranger(), nodes, attr, (Duration::ZERO, Duration::ZERO))
+}
+
+fn entry_of(nodeid: u64, nodes: &Nodes, attr: &Attr, (name, valid): (Duration, Duration)) -> EntryOut {
     EntryOut {
-        nodeid: nodes.looked_up(attr),
+        nodeid,
         generation: 0,
         entry_valid: name.as_secs(),
         attr_valid: valid.as_secs(),

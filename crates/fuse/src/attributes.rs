@@ -3,6 +3,7 @@
 use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrExt, SetxattrIn, StatfsOut, fattr};
 use crate::attr::{VALID, attributes, errno, extended, time_of};
 use crate::device::{Answer, Request};
+use crate::nodes::is_directory;
 use crate::session::Session;
 use futures_util::{StreamExt, stream};
 use penstock_base::env::timeout;
@@ -294,7 +295,7 @@ pub(crate) fn is_of_the_kernel(name: &[u8]) -> bool {
 /// The attributes of a removed inode after a change of them. Nobody else sees it.
 pub(crate) fn changed(mut attr: Attr, change: &SetAttrRequest, now: Time) -> Attr {
     attr.mode = change.mode.map_or(attr.mode, |mode| attr.mode & !0o7777 | mode & 0o7777);
-    if change.drop_set_id && FileType::from_raw_mode(attr.mode) != FileType::Directory {
+    if change.drop_set_id && !is_directory(&attr) {
         attr.mode &= !set_id_bits(attr.mode);
     }
     attr.uid = change.uid.unwrap_or(attr.uid);

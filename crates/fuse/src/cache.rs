@@ -17,6 +17,7 @@ use crate::given::{AllGiven, Name};
 use crate::guard::abort;
 use crate::hide::{Left, Part, hide};
 use crate::known::KnownSizes;
+use crate::last_lookups::LastLookups;
 use crate::locked::Locked;
 use crate::looks::Looks;
 use crate::nodes::Nodes;
@@ -74,6 +75,7 @@ pub(crate) struct Cache {
     pub(crate) asker: Asker,
     /// The names and attributes that the kernel got under leases.
     pub(crate) given: AllGiven,
+    pub(crate) last_lookups: LastLookups,
     /// True if the kernel knows notices that let names expire.
     expires: Cell<bool>,
 }
@@ -104,6 +106,7 @@ impl Cache {
             looks: Looks::default(),
             asker: Asker::new(env, mount, connection),
             given: AllGiven::new(env),
+            last_lookups: LastLookups::default(),
             expires: Cell::new(false),
         })
     }
@@ -198,6 +201,11 @@ impl Cache {
                 std::future::pending().await
             }
         }
+    }
+
+    /// Names have ended of which the kernel was not told.
+    fn names_ran_out(&self) {
+        self.last_lookups.names_ran_out(self.env.now());
     }
 
     /// Makes the kernel request the attributes of an inode again before it uses them. Waits for no page.
@@ -365,17 +373,20 @@ impl KernelCache for Cache {
         let forgetting = self.given.forget(file);
         Box::pin(async move {
             let Some(forgetting) = forgetting else { return };
-            let Some(settled) = forgetting.settled() else { return };
+            let Some(settled) = forgetting.settled() else { return self.names_ran_out() };
             self.env.sleep(settled.saturating_sub(self.env.now())).await;
             self.drop_attributes(file).await;
             let (names, end) = forgetting.names();
             let rest = || end.saturating_sub(self.env.now());
             let Some(names) = names.filter(|names| self.expires.get() || names.is_empty()) else {
-                return self.env.sleep(rest()).await;
+                self.env.sleep(rest()).await;
+                return self.names_ran_out();
             };
             let mut told: Vec<Name> = names.into_iter().map(|name| (file, name)).collect();
             while !told.is_empty() {
-                timeout(&self.env, rest(), self.expire_names(told)).await;
+                if timeout(&self.env, rest(), self.expire_names(told)).await.is_none() {
+                    self.names_ran_out();
+                }
                 told = forgetting.take_moved();
             }
         })
@@ -383,6 +394,10 @@ impl KernelCache for Cache {
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         // The timer is made here, so that the time runs from this call on.
-        self.env.sleep(VALID + TICKS)
+        let expired = self.env.sleep(VALID + TICKS);
+        Box::pin(async move {
+            expired.await;
+            self.names_ran_out();
+        })
     }
 }

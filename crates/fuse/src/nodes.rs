@@ -16,7 +16,7 @@
 //! Invariants:
 //! - a file has a node exactly while the kernel knows it, and one that is not dead at most;
 //! - no number is given twice in a mount, and numbers begin anywhere, so that neither a late request nor a
-//!   handle of an earlier mount reaches another file;
+//!   handle of an earlier mount reaches another file. Some are given to no node ([`Nodes::stranger`]);
 //! - attributes are kept only with a node, and a dead node always has some.
 
 use crate::abi::ROOT_ID;
@@ -113,6 +113,13 @@ impl Nodes {
         nodeid
     }
 
+    /// A number that no node has, for a reply that names no file.
+    pub(crate) fn stranger(&self) -> u64 {
+        let mut table = self.table.borrow_mut();
+        table.last += 1;
+        table.last
+    }
+
     /// The kernel has forgotten that many lookups of a node.
     pub(crate) fn forget(&self, nodeid: u64, lookups: u64) {
         let mut table = self.table.borrow_mut();
@@ -200,7 +207,7 @@ impl Nodes {
     }
 }
 
-fn is_directory(attr: &Attr) -> bool {
+pub(crate) fn is_directory(attr: &Attr) -> bool {
     FileType::from_raw_mode(attr.mode) == FileType::Directory
 }
 

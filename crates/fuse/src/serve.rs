@@ -70,6 +70,9 @@ async fn let_in(session: &Session, request: &Request) {
 }
 
 async fn dispatch(session: &Session, request: &mut Request) -> Result<Answer, Errno> {
+    if request.header.opcode != op::LOOKUP {
+        session.cache.last_lookups.asks(request.header.pid);
+    }
     match session.nodes.file(request.header.nodeid) {
         Some(file) => request.file = file,
         None if is_about_no_node(request.header.opcode) => {}

@@ -919,6 +919,8 @@ impl Clients {
             if request.leaves {
                 leases.done(session);
                 leases.leave(session);
+                self.sessions.borrow_mut().departed(session);
+                self.wake(session);
             }
         });
         // It may wait for a while, and needs nothing of this.
@@ -939,10 +941,15 @@ impl Clients {
 
     /// Waits for news for a session.
     async fn news(&self, session: u64, request: &WatchRequest) -> Result<WatchReply, Failure> {
-        let hang_ups = self.sessions.borrow().hang_ups(session);
+        let before = self.sessions.borrow().gone(session);
         loop {
             self.check_session(session)?;
-            if self.sessions.borrow().hang_ups(session) != hang_ups {
+            let gone = self.sessions.borrow().gone(session);
+            if gone.departures != before.departures {
+                // It may have joined again, and be alone, but has not been since it asked.
+                return Ok(WatchReply::default());
+            }
+            if gone.hang_ups != before.hang_ups {
                 return Err(Failure::new(ErrorKind::Retry, "the connection is lost over which it has come"));
             }
             let watching = self.watching.borrow_mut().entry(session).or_default().clone();

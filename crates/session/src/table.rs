@@ -86,8 +86,16 @@ struct Session {
     read_back: BTreeSet<u64>,
     opens: BTreeMap<FileId, u64>,
     users: Users,
+    gone: Gone,
+}
+
+/// Counts of the times that a session was gone. Its requests that wait since before are given up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gone {
     /// The number of times that its connection was lost.
-    hang_ups: u64,
+    pub(crate) hang_ups: u64,
+    /// The number of times that it has left, and might join again.
+    pub(crate) departures: u64,
 }
 
 /// A request that is being executed.
@@ -247,12 +255,17 @@ impl Sessions {
 
     /// The connection of a session is lost.
     pub(crate) fn hung_up(&mut self, id: u64) {
-        self.live.get_mut(&id).into_iter().for_each(|session| session.hang_ups += 1);
+        self.live.get_mut(&id).into_iter().for_each(|session| session.gone.hang_ups += 1);
     }
 
-    /// The number of times that the connection of a session was lost.
-    pub(crate) fn hang_ups(&self, id: u64) -> u64 {
-        self.live.get(&id).map_or(0, |session| session.hang_ups)
+    /// A session leaves, and may join again.
+    pub(crate) fn departed(&mut self, id: u64) {
+        self.live.get_mut(&id).into_iter().for_each(|session| session.gone.departures += 1);
+    }
+
+    /// The times that a session was gone.
+    pub(crate) fn gone(&self, id: u64) -> Gone {
+        self.live.get(&id).map(|session| session.gone).unwrap_or_default()
     }
 
     /// True, once, if the result of a request is one that an earlier start has kept.

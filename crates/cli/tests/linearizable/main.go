@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"sort"
+	"strings"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -74,6 +75,25 @@ var models = map[string]porcupine.Model{
 			return op.Out == "none", state
 		default:
 			return op.Out == "ok", ""
+		}
+	}),
+	// A name that is made with O_EXCL, renamed to a second name by whoever comes first, and removed there. The
+	// state says which of the two are there.
+	"moved": model("", func(state string, op operation) (bool, string) {
+		old, new := strings.Contains(state, "o"), strings.Contains(state, "n")
+		done := map[string]bool{"create": !old, "move": old, "unlink": new}[op.Op]
+		if op.Out != unknown && done != (op.Out == "ok") {
+			return false, state
+		}
+		switch {
+		case !done:
+			return true, state
+		case op.Op == "create":
+			return true, "o" + state
+		case op.Op == "move":
+			return true, "n"
+		default:
+			return true, strings.TrimSuffix(state, "n")
 		}
 	}),
 	// A lock: tried, waited for, given up by its holder, or lost with the mount of its holder ("gone"), if that

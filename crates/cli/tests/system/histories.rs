@@ -1,6 +1,6 @@
 //! Histories of operations through three mounts, which porcupine (`tests/linearizable`) checks for
 //! linearizability, if Go is installed: files that are written in place and by renames, appends, a name that
-//! is made by one only, and a lock.
+//! is made by one only, one that is renamed to the same name by one only, and a lock.
 //!
 //! While a history is made, the service is killed, connections break or stand still, and mounts are stopped
 //! for less than their lease time. Two programs on each mount make nothing durable: what was acknowledged
@@ -27,8 +27,14 @@ const MOUNTS: usize = 3;
 /// Programs in a history go on until nothing disturbs them any more, but not longer.
 const ROUNDS_MOST: u64 = 50;
 const ROUNDS_LEAST: u64 = 8;
-const MODELS: [(&str, &str); 5] =
-    [("register", "in place"), ("register", "renamed"), ("log", "log"), ("name", "name"), ("lock", "flock")];
+const MODELS: [(&str, &str); 6] = [
+    ("register", "in place"),
+    ("register", "renamed"),
+    ("log", "log"),
+    ("name", "name"),
+    ("lock", "flock"),
+    ("moved", "moved"),
+];
 /// Histories that are checked together.
 const CHECKED: u64 = 20;
 /// Errors of operations on a mount that was killed.
@@ -166,8 +172,13 @@ impl Program<'_> {
                 _ => {}
             }
             match random.below(2) {
-                0 => self.note(3, "create", "", || self.create())?,
-                _ => self.note(3, "unlink", "", || self.unlink())?,
+                0 => self.note(3, "create", "", || self.create("name"))?,
+                _ => self.note(3, "unlink", "", || self.unlink("name"))?,
+            };
+            match random.below(6) {
+                0 => self.note(5, "create", "", || self.create("old"))?,
+                1 => self.note(5, "unlink", "", || self.unlink("moved"))?,
+                _ => self.note(5, "move", "", || self.rename("old", "moved"))?,
             };
             self.take_turn(&lock, random.below(2) == 0)?;
             std::thread::sleep(Duration::from_micros(random.below(20_000)));
@@ -183,16 +194,25 @@ impl Program<'_> {
         self.sync_names()
     }
 
-    fn create(&self) -> std::io::Result<String> {
-        match OpenOptions::new().write(true).create_new(true).open(self.folder.join("name")) {
+    fn create(&self, name: &str) -> std::io::Result<String> {
+        match OpenOptions::new().write(true).create_new(true).open(self.folder.join(name)) {
             Ok(_) => self.sync_names().map(|_| "ok".into()),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok("exists".into()),
             Err(error) => Err(error),
         }
     }
 
-    fn unlink(&self) -> std::io::Result<String> {
-        match std::fs::remove_file(self.folder.join("name")) {
+    fn unlink(&self, name: &str) -> std::io::Result<String> {
+        self.found(std::fs::remove_file(self.folder.join(name)))
+    }
+
+    fn rename(&self, old: &str, new: &str) -> std::io::Result<String> {
+        self.found(std::fs::rename(self.folder.join(old), self.folder.join(new)))
+    }
+
+    /// The outcome of a change of a name that may not be there.
+    fn found(&self, changed: std::io::Result<()>) -> std::io::Result<String> {
+        match changed {
             Ok(()) => self.sync_names().map(|_| "ok".into()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok("none".into()),
             Err(error) => Err(error),

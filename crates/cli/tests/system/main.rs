@@ -27,6 +27,7 @@ mod promises;
 mod python;
 mod real_input;
 mod remote_mount;
+mod renames;
 mod speed;
 mod store;
 mod two_mounts;

@@ -35,6 +35,34 @@ fn news_wake_the_watch_of_their_session_only() {
     });
 }
 
+/// Regression: a client left, and joined again before the service looked at its Watch, which had said that it
+/// was alone. Nothing seemed to have changed, so it was told only at the end of the wait, after seconds.
+#[test]
+fn a_watch_from_before_its_session_left_is_answered() {
+    with_two_clients(async |bench| {
+        bench.asker().join(FIRST).await.unwrap();
+        let watch = |alone| {
+            let (clients, seen) = (bench.clients.clone(), bench.asker().news(FIRST).again);
+            let request =
+                WatchRequest { generation: GENERATION, wait: true, alone, seen, ..WatchRequest::default() };
+            bench.start(async move { clients.watch(FIRST, &request.encode_to_vec()).await })
+        };
+        let before = watch(true);
+        bench.pause().await;
+        assert!(before.borrow().is_none(), "it is alone, as it says");
+        bench.leave(FIRST).await;
+        bench.asker().join(FIRST).await.unwrap();
+        bench.pause().await;
+        let is_alone = |reply: Option<Result<Vec<u8>, Failure>>| {
+            WatchReply::decode(&*reply.expect("an answer").unwrap()).unwrap().alone
+        };
+        assert!(!is_alone(before.take()), "what it said was about the time before");
+        let after = watch(false);
+        bench.pause().await;
+        assert!(is_alone(after.take()));
+    });
+}
+
 /// Regression: a change of size that was done stayed noted if its session was the only one by then, and later
 /// changes of others ignored its lease.
 #[test]

@@ -96,7 +96,8 @@ impl Session {
         let mut attr = reply.attr.unwrap_or_default();
         while self.recent().since(mark, attr.file()) {
             mark = self.recent().mark();
-            attr = self.ask_attributes(attr.file(), true).await?.attr.unwrap_or_default();
+            // Boxed: it is rare, and would make each request larger.
+            attr = Box::pin(self.ask_attributes(attr.file(), true)).await?.attr.unwrap_or_default();
         }
         self.files().overlay(&mut attr);
         Ok(attr)

@@ -151,9 +151,10 @@ impl<H> Outbox<H> {
     }
 
     /// Adds a frame at the end of the queue.
-    pub fn push(&mut self, frame: Frame, held: H) {
-        let mut head = frame.header.encode(self.version, &frame.body);
-        head.extend_from_slice(&frame.body);
+    pub fn push(&mut self, mut frame: Frame, held: H) {
+        let body = std::mem::take(&mut frame.body);
+        let mut head = frame.header.encode(self.version, &body);
+        head.extend_from_slice(&body);
         self.queue.push_back((head, frame, held));
     }
 

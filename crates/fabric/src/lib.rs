@@ -57,7 +57,7 @@ pub const CONTROL_BYTES: usize = 8 << 20;
 /// The most bytes in [`REQUESTS`] or in their replies.
 pub const BYTES: usize = 32 << 20;
 /// The most connections of a server with a session that lives.
-pub const CONNECTIONS: usize = 64;
+pub const CONNECTIONS: usize = penstock_wire::SESSIONS;
 /// The most connections of a server in the first exchange, and those after it without a session. One more
 /// closes the oldest of them.
 pub const NEWCOMERS: usize = 64;

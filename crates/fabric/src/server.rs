@@ -27,10 +27,14 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Bytes that count for a request for a part of a listing: its reply may have so many.
 const LISTING_BYTES: usize = BODY_BYTES / 2;
+/// Bytes that count for a request for news, and for one for an extended attribute or a list of their names:
+/// their replies may have so many.
+const NEWS_BYTES: usize = 256 << 10;
+const XATTR_BYTES: usize = 256 << 10;
 /// The bounds of a session are those of this many connections: the present one, and one that is lost.
 const CONNECTIONS_OF_SESSION: usize = 2;
-/// Shortest interval between log messages about refused connections.
-const REFUSED_TOLD: Duration = Duration::from_secs(60);
+/// Shortest interval between log messages about connections that were refused, and about those closed.
+const TOLD: Duration = Duration::from_secs(60);
 
 /// The way in which a client connects, which decides how it is authenticated.
 #[derive(Clone, Copy, Debug)]
@@ -59,9 +63,29 @@ pub struct Server {
     /// The bounds of sessions that have a connection or requests in flight.
     bounds: RefCell<BTreeMap<u64, Weak<Bounds>>>,
     stopped: Cell<bool>,
-    /// Connections refused since the last log message about them, and the time of that message.
-    refused: Cell<u64>,
-    refused_told: Cell<Option<Duration>>,
+    refused: Seldom,
+    closed: Seldom,
+}
+
+/// A count for a log message that comes at most once in [`TOLD`], so that clients cannot fill the log.
+#[derive(Default)]
+struct Seldom {
+    /// Since the last message.
+    count: Cell<u64>,
+    told: Cell<Option<Duration>>,
+}
+
+impl Seldom {
+    /// Counts one more. Returns the count if the message is due.
+    fn note(&self, now: Duration) -> Option<u64> {
+        let count = self.count.get() + 1;
+        let is_due = self.told.get().is_none_or(|told| now > told + TOLD);
+        self.count.set(if is_due { 0 } else { count });
+        if is_due {
+            self.told.set(Some(now));
+        }
+        is_due.then_some(count)
+    }
 }
 
 /// A connection with a session.
@@ -96,7 +120,7 @@ impl Bounds {
     /// Waits until a request is within the bounds.
     async fn admit(self: &Rc<Self>, frame: &Frame) -> Permits {
         let (requests, bytes, cost) = match is_control(frame.header.kind) {
-            true => (&self.control, &self.control_bytes, frame.body.len()),
+            true => (&self.control, &self.control_bytes, cost_bytes(frame).min(CONTROL_BYTES)),
             false => (&self.requests, &self.bytes, cost_bytes(frame).clamp(1, BYTES)),
         };
         let request = requests.clone().acquire_owned().await;
@@ -132,8 +156,8 @@ struct Connection {
     wake: Notify,
     bounds: Rc<Bounds>,
     of_session: RefCell<Option<Rc<Bounds>>>,
-    /// True once Hello was received.
-    has_greeted: Cell<bool>,
+    /// True while Hello is served.
+    is_greeting: Cell<bool>,
     /// True once it is closed: no reply is sent any more.
     is_closed: Cell<bool>,
 }
@@ -152,8 +176,8 @@ impl Server {
             speakers: Rc::default(),
             bounds: RefCell::default(),
             stopped: Cell::new(false),
-            refused: Cell::default(),
-            refused_told: Cell::default(),
+            refused: Seldom::default(),
+            closed: Seldom::default(),
         })
     }
 
@@ -176,24 +200,20 @@ impl Server {
             let was_in = server.links.borrow_mut().remove(&number).is_some();
             match why {
                 Lost::End => tracing::debug!(from, "a connection ended"),
-                why if was_in => tracing::warn!(from, %why, "a connection was closed"),
+                why if was_in => match server.closed.note(server.env.now()) {
+                    Some(count) => tracing::warn!(from, %why, "{count} connections were closed"),
+                    None => tracing::debug!(from, %why, "a connection was closed"),
+                },
                 why => server.note_refused(|| format!("{from}: {why}")),
             }
         };
         self.env.spawn("connection", Box::pin(task));
     }
 
-    /// Counts a refused connection, and logs the count at most once a minute, so that clients cannot fill the
-    /// log.
+    /// Counts a refused connection, and logs the count now and then.
     fn note_refused(&self, why: impl FnOnce() -> String) {
-        let (refused, now) = (self.refused.get() + 1, self.env.now());
-        match self.refused_told.get().is_none_or(|told| now > told + REFUSED_TOLD) {
-            true => {
-                tracing::warn!(why = why(), "{refused} connections were not let in");
-                self.refused.set(0);
-                self.refused_told.set(Some(now));
-            }
-            false => self.refused.set(refused),
+        if let Some(refused) = self.refused.note(self.env.now()) {
+            tracing::warn!(why = why(), "{refused} connections were not let in");
         }
     }
 
@@ -251,7 +271,7 @@ impl Server {
             wake: Notify::new(),
             bounds: Bounds::new(1),
             of_session: RefCell::default(),
-            has_greeted: Cell::new(false),
+            is_greeting: Cell::new(false),
             is_closed: Cell::new(false),
         });
         let Connection { link, outbox, wake, over, session, .. } = &*connection;
@@ -268,7 +288,7 @@ impl Server {
             }
         };
         if self.speakers.leave(session.get(), number) {
-            self.service.hung_up(session.get());
+            self.service.hung_up(session.get(), false);
         }
         self.bounds.borrow_mut().retain(|_, bounds| bounds.strong_count() > 0);
         if let Lost::Frame(error) = &why {
@@ -283,11 +303,15 @@ impl Server {
         why
     }
 
-    /// Completes if a connection says no Hello in time: connections are few.
+    /// Completes if no Hello has bound a connection to a session in time: connections are few.
     async fn silent(&self, connection: &Connection) {
-        self.env.sleep(HANDSHAKE).await;
-        if connection.has_greeted.get() {
-            std::future::pending().await
+        loop {
+            self.env.sleep(HANDSHAKE).await;
+            match connection.session.get() {
+                0 if connection.is_greeting.get() => {}
+                0 => return,
+                _ => std::future::pending().await,
+            }
         }
     }
 
@@ -351,9 +375,6 @@ impl Server {
     /// Moves a connection from the first exchange to those without a session. Returns its number among them.
     /// The error is the reason if it is refused.
     fn let_in(&self, link: &Rc<dyn Link>, number: u64) -> Result<u64, String> {
-        if self.is_full() {
-            return Err(no_place());
-        }
         if self.newcomers.borrow_mut().leave(number).is_none() {
             return Err("too many connections wait to be let in".into());
         }
@@ -365,14 +386,9 @@ impl Server {
         Ok(guest)
     }
 
-    /// True if all places are those of connections whose sessions live.
-    fn is_full(&self) -> bool {
-        let links = self.links.borrow();
-        links.len() >= CONNECTIONS && links.values().all(|bound| self.service.has_session(bound.session))
-    }
-
-    /// Gives a connection the place of its session. It may take that of the session's older connection, or of
-    /// one whose session has ended.
+    /// Gives a connection the place of its session. It may take that of the session's older connection, of
+    /// one whose session has ended, or of one whose session has a newer one: there are no more sessions than
+    /// places.
     fn bind(&self, connection: &Connection, session: u64) -> Result<(), Lost> {
         if self.guests.borrow_mut().leave(connection.guest).is_none() {
             return Err(Lost::Said("too many connections have no session".into()));
@@ -383,8 +399,17 @@ impl Server {
                 links.iter().find(|(_, bound)| is(bound)).map(|(number, _)| *number)
             };
             let own = first(&|bound| bound.session == session);
-            let out = own.or_else(|| first(&|bound| !self.service.has_session(bound.session)));
-            let Some(out) = out else { return Err(Lost::Said(no_place())) };
+            let ended = || first(&|bound| !self.service.has_session(bound.session));
+            let has_newer = |number: &u64, session: u64| {
+                links.iter().any(|(newer, bound)| newer > number && bound.session == session)
+            };
+            let older = || {
+                links
+                    .iter()
+                    .find(|(number, bound)| has_newer(number, bound.session))
+                    .map(|(number, _)| *number)
+            };
+            let Some(out) = own.or_else(ended).or_else(older) else { return Err(Lost::Said(no_place())) };
             links.remove(&out).into_iter().for_each(|bound| bound.link.close());
         }
         links.insert(connection.number, Bound { session, link: connection.link.clone() });
@@ -431,7 +456,7 @@ impl Server {
             connection.of_session.replace(Some(self.bounds_of(session)));
             if bound == 0 {
                 // Requests that wait have come over older connections, and come again.
-                self.service.hung_up(session);
+                self.service.hung_up(session, true);
             }
         }
         Ok(reply)
@@ -460,7 +485,6 @@ impl Server {
                 (_, true) => return Lost::Said("a reply where a request is due".into()),
                 _ => {}
             }
-            connection.has_greeted.set(connection.has_greeted.get() || frame.header.kind == Kind::Hello);
             let of_session = connection.of_session.borrow().clone();
             let own = connection.bounds.admit(&frame).await;
             let held = match of_session {
@@ -468,7 +492,10 @@ impl Server {
                 None => (own, None),
             };
             if frame.header.kind == Kind::Hello {
-                match self.greeted(connection, frame).await {
+                connection.is_greeting.set(true);
+                let greeted = self.greeted(connection, frame).await;
+                connection.is_greeting.set(false);
+                match greeted {
                     Ok(reply) => connection.send(reply, held),
                     Err(why) => return why,
                 }
@@ -536,6 +563,8 @@ fn cost_bytes(frame: &Frame) -> usize {
     let asked = match frame.header.kind {
         Kind::Read => blocks_of_read(&frame.body).map_or(0, |blocks| blocks as usize * BLOCK_BYTES),
         Kind::ReadDir => LISTING_BYTES,
+        Kind::Watch => NEWS_BYTES,
+        Kind::GetXattr | Kind::ListXattr => XATTR_BYTES,
         _ => 0,
     };
     asked.max(frame.header.payload_bytes as usize + frame.body.len())

@@ -203,11 +203,6 @@ impl Cache {
         }
     }
 
-    /// Names have ended of which the kernel was not told.
-    fn names_ran_out(&self) {
-        self.last_lookups.names_ran_out(self.env.now());
-    }
-
     /// Makes the kernel request the attributes of an inode again before it uses them. Waits for no page.
     pub(crate) async fn drop_attributes(&self, file: FileId) {
         let Some(nodeid) = self.nodes.node(file) else { return };
@@ -373,20 +368,17 @@ impl KernelCache for Cache {
         let forgetting = self.given.forget(file);
         Box::pin(async move {
             let Some(forgetting) = forgetting else { return };
-            let Some(settled) = forgetting.settled() else { return self.names_ran_out() };
+            let Some(settled) = forgetting.settled() else { return };
             self.env.sleep(settled.saturating_sub(self.env.now())).await;
             self.drop_attributes(file).await;
             let (names, end) = forgetting.names();
             let rest = || end.saturating_sub(self.env.now());
             let Some(names) = names.filter(|names| self.expires.get() || names.is_empty()) else {
-                self.env.sleep(rest()).await;
-                return self.names_ran_out();
+                return self.env.sleep(rest()).await;
             };
             let mut told: Vec<Name> = names.into_iter().map(|name| (file, name)).collect();
             while !told.is_empty() {
-                if timeout(&self.env, rest(), self.expire_names(told)).await.is_none() {
-                    self.names_ran_out();
-                }
+                timeout(&self.env, rest(), self.expire_names(told)).await;
                 told = forgetting.take_moved();
             }
         })
@@ -394,10 +386,6 @@ impl KernelCache for Cache {
 
     fn names_expire(&self) -> LocalBoxFuture<'_, ()> {
         // The timer is made here, so that the time runs from this call on.
-        let expired = self.env.sleep(VALID + TICKS);
-        Box::pin(async move {
-            expired.await;
-            self.names_ran_out();
-        })
+        self.env.sleep(VALID + TICKS)
     }
 }

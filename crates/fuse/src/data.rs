@@ -251,7 +251,8 @@ impl Session {
 
     /// Clears the set-id bits, and drops the kernel's attributes, which still contain them.
     async fn drop_set_id(&self, hold: &Hold, file: FileId) -> Result<(), Failure> {
-        if hold.drop_set_id().await? {
+        // Boxed: it is rare, and would make each request larger.
+        if Box::pin(hold.drop_set_id()).await? {
             self.cache.drop_attributes(file).await;
         }
         Ok(())

@@ -4,26 +4,22 @@
 //! gets one file for both, it returns without a request, because two names of one file are left as they are.
 //! Another mount may have renamed the file in between, so this one would be told that it did so itself.
 //!
-//! Invariant: where a thread gets a file, and in its next request the same file by another name, both names
-//! were there at the same time. If they may not have been, the second reply names another file of the same
-//! kind, by a number that no node has (`Nodes::stranger`). A rename then goes to the service, which decides.
-//! All else that the kernel asks about that number fails with ESTALE, upon which it looks the name up again.
+//! Invariant: no thread gets one file by two names in two requests that follow each other. The second reply
+//! names another file of the same kind, by a number that no node has (`Nodes::stranger`). A rename then goes
+//! to the service, which decides, also if both names are of that file. All else that the kernel asks about
+//! that number fails with ESTALE, upon which it looks the name up again.
 //!
 //! The kernel may ignore the reply and look up at once, if it had a file by the new name before. So what a
 //! thread has looked up stays noted until it asks for something else.
 
 use penstock_base::{FileId, HashMap};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::time::Duration;
 
 /// The time for which a lookup counts. In a rename the next one follows at once.
 const COUNTS: Duration = Duration::from_secs(10);
 /// Most threads that are remembered. The lookups of others do not count.
 const MOST: usize = 4096;
-/// A lookup that takes longer may end after others have changed a name that the kernel used just before it,
-/// without a lookup. Names count as used for longer than the kernel uses them, by more than this (`TICKS` in
-/// attr.rs).
-const QUICK: Duration = Duration::from_millis(25);
 
 /// A name in a directory.
 pub(crate) type Place<'a> = (FileId, &'a [u8]);
@@ -39,20 +35,24 @@ struct Lookup {
 #[derive(Default)]
 pub(crate) struct LastLookups {
     threads: RefCell<HashMap<u32, Lookup>>,
-    /// When names that the kernel could not be told to forget ended last.
-    ran_out: Cell<Duration>,
 }
 
 impl LastLookups {
-    /// A thread gets a file by this name.
-    pub(crate) fn note(&self, thread: u32, file: FileId, (dir, name): Place<'_>, now: Duration) {
+    /// A thread gets a file by this name. Returns false if it must not, because it got the file by another
+    /// name in its last request.
+    pub(crate) fn gets(&self, thread: u32, file: FileId, (dir, name): Place<'_>, now: Duration) -> bool {
         let mut threads = self.threads.borrow_mut();
+        let last = threads.get(&thread).filter(|lookup| now < lookup.at + COUNTS);
+        if last.is_some_and(|last| last.file == file && (last.dir, &*last.name) != (dir, name)) {
+            return false;
+        }
         if threads.len() >= MOST {
             threads.retain(|_, lookup| now < lookup.at + COUNTS);
         }
         if threads.len() < MOST || threads.contains_key(&thread) {
             threads.insert(thread, Lookup { file, dir, name: name.into(), at: now });
         }
+        true
     }
 
     /// A thread asks for something other than a name.
@@ -61,31 +61,6 @@ impl LastLookups {
         if !threads.is_empty() {
             threads.remove(&thread);
         }
-    }
-
-    /// The other name by which a thread has just looked up this file.
-    pub(crate) fn other(
-        &self,
-        thread: u32,
-        file: FileId,
-        (dir, name): Place<'_>,
-        now: Duration,
-    ) -> Option<(FileId, Box<[u8]>)> {
-        let threads = self.threads.borrow();
-        let lookup = threads.get(&thread).filter(|lookup| now < lookup.at + COUNTS)?;
-        let is_other = lookup.file == file && (lookup.dir, &*lookup.name) != (dir, name);
-        is_other.then(|| (lookup.dir, lookup.name.clone()))
-    }
-
-    /// Names that the kernel got under a lease have ended without its knowledge: others may change them.
-    pub(crate) fn names_ran_out(&self, now: Duration) {
-        self.ran_out.set(now);
-    }
-
-    /// True if a lookup, begun at `begun`, may have outlived a name that the kernel used before it without
-    /// asking.
-    pub(crate) fn outlives_names(&self, begun: Duration, now: Duration) -> bool {
-        begun <= self.ran_out.get() && now > begun + QUICK
     }
 }
 
@@ -98,39 +73,30 @@ mod tests {
     const NOW: Duration = Duration::from_secs(100);
 
     #[test]
-    fn the_last_lookup_of_a_thread_counts_until_it_asks_for_something_else() {
+    fn a_thread_gets_no_file_by_two_names_in_a_row() {
         let last = LastLookups::default();
-        last.note(1, FILE, (DIR, b"old"), NOW);
-        let other = |thread, file, name: &[u8], now| last.other(thread, file, (DIR, name), now);
-        assert_eq!(other(1, FILE, b"new", NOW), Some((DIR, b"old".as_slice().into())));
-        assert_eq!(other(1, FILE, b"old", NOW), None, "the same name");
-        assert_eq!(other(1, DIR, b"new", NOW), None, "another file");
-        assert_eq!(other(2, FILE, b"new", NOW), None, "another thread");
-        assert_eq!(other(1, FILE, b"new", NOW + COUNTS), None, "long ago");
-        assert!(last.other(1, FILE, (FILE, b"old"), NOW).is_some(), "the name in another directory");
+        let gets = |thread, file, name: &[u8]| last.gets(thread, file, (DIR, name), NOW);
+        assert!(gets(1, FILE, b"old") && gets(1, FILE, b"old"));
+        assert!(!gets(1, FILE, b"new") && !gets(1, FILE, b"new"), "also if the kernel looks up again");
+        assert!(!last.gets(1, FILE, (FILE, b"old"), NOW), "the same name in another directory");
+        assert!(gets(2, FILE, b"new"), "another thread");
         last.asks(2);
-        assert!(other(1, FILE, b"new", NOW).is_some());
+        assert!(!gets(1, FILE, b"new"));
         last.asks(1);
-        assert_eq!(other(1, FILE, b"new", NOW), None);
+        assert!(gets(1, FILE, b"new"), "it asked for something else");
+        assert!(gets(1, DIR, b"other") && gets(1, FILE, b"old"), "another file in between");
+        assert!(last.gets(1, FILE, (DIR, b"new"), NOW + COUNTS), "long after");
     }
 
     #[test]
     fn the_threads_are_bounded() {
         let last = LastLookups::default();
-        (0..MOST as u32).for_each(|thread| last.note(thread, FILE, (DIR, b"old"), NOW));
-        last.note(MOST as u32, FILE, (DIR, b"old"), NOW);
-        assert_eq!(last.other(MOST as u32, FILE, (DIR, b"new"), NOW), None);
-        last.note(0, DIR, (DIR, b"newer"), NOW + Duration::from_secs(1));
-        last.note(MOST as u32, FILE, (DIR, b"old"), NOW + COUNTS);
+        let gets = |thread, name: &[u8], now| last.gets(thread, FILE, (DIR, name), now);
+        assert!((0..=MOST as u32).all(|thread| gets(thread, b"old", NOW)));
+        assert!(gets(MOST as u32, b"new", NOW), "one too many");
+        let later = NOW + Duration::from_secs(1);
+        assert!(!gets(0, b"new", later) && gets(1, b"old", later));
+        assert!(gets(MOST as u32, b"old", NOW + COUNTS));
         assert_eq!(last.threads.borrow().len(), 2, "the old ones have gone");
-    }
-
-    #[test]
-    fn a_lookup_outlives_names_if_it_is_under_way_when_they_end() {
-        let last = LastLookups::default();
-        last.names_ran_out(NOW);
-        let long = QUICK + Duration::from_millis(1);
-        assert!(last.outlives_names(NOW, NOW + long) && !last.outlives_names(NOW, NOW + QUICK));
-        assert!(!last.outlives_names(NOW + QUICK, NOW + QUICK + long), "it began later");
     }
 }

@@ -4,14 +4,12 @@ use crate::abi::{BatchForgetIn, CreateIn, ForgetOne, MkdirIn, MknodIn, Rename2In
 use crate::attr::{entry, errno, stranger};
 use crate::device::{Answer, Request};
 use crate::last_lookups::Place;
-use crate::nodes::is_directory;
 use crate::session::{NamesOf, Session};
 use penstock_base::FileId;
 use penstock_client::{Attr, Failure};
 use penstock_wire::metadata::{MakeRequest, RenameRequest};
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
-use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 impl Session {
@@ -54,42 +52,16 @@ impl Session {
 
     pub(crate) async fn lookup(&self, request: &Request) -> Result<Answer, Errno> {
         let (names, name) = (self.names_of(request.file), request.name(0, 0)?);
-        let begun = self.cache.env().now();
         let found = self.client.lookup(request.file, name).await;
         if let Ok(attr) = &found
             && !self.client.is_alone()
         {
-            if self.may_have_moved(request, name, attr, begun).await? {
+            let (thread, place, now) = (request.header.pid, (request.file, name), self.cache.env().now());
+            if !self.cache.last_lookups.gets(thread, attr.file(), place, now) {
                 return Ok(Answer::of(&stranger(&self.nodes, attr)));
             }
-            let (thread, now) = (request.header.pid, self.cache.env().now());
-            self.cache.last_lookups.note(thread, attr.file(), (request.file, name), now);
         }
         self.entry(names, name, found)
-    }
-
-    /// True if the thread that looks a name up may have got the same file before by a name that did not mean
-    /// it at the same time ([`crate::last_lookups`]).
-    async fn may_have_moved(
-        &self,
-        request: &Request,
-        name: &[u8],
-        attr: &Attr,
-        begun: Duration,
-    ) -> Result<bool, Errno> {
-        let (file, thread, now) = (attr.file(), request.header.pid, self.cache.env().now());
-        let last = &self.cache.last_lookups;
-        let Some((dir, other)) = last.other(thread, file, (request.file, name), now) else {
-            return Ok(self.nodes.node(file).is_some() && last.outlives_names(begun, now));
-        };
-        if attr.nlink <= 1 || is_directory(attr) {
-            return Ok(true);
-        }
-        match self.client.lookup(dir, &other).await.map_err(|failure| errno(&failure)) {
-            Ok(found) => Ok(found.file() != file),
-            Err(Errno::NOENT | Errno::STALE) => Ok(true),
-            Err(error) => Err(error),
-        }
     }
 
     pub(crate) async fn mknod(&self, request: &Request) -> Result<Answer, Errno> {

@@ -20,7 +20,7 @@ use penstock_wire::metadata::{
     LockRequest, MakeRequest, OpenRequest, PingReply, PingRequest, ROLE_GATEWAY, ROLE_MOUNT, RepeatRequest,
     TargetPlace, UserReply, set_id_bits,
 };
-use penstock_wire::{Failure, Header, Kind};
+use penstock_wire::{Failure, Header, Kind, SESSIONS};
 use prost::Message;
 use rustix::io::Errno;
 use std::rc::Rc;
@@ -37,8 +37,6 @@ const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
 /// Most opens, and most locks, that are taken over before others proceed.
 const RECLAIMED_AT_ONCE: usize = 64;
-/// Most sessions that exist at the same time. Each is a row until it ends.
-pub(crate) const MOST_SESSIONS: usize = 1024;
 
 impl MetaTarget {
     /// Executes a request. A repeat of a request that was executed is answered with its stored result.
@@ -46,7 +44,8 @@ impl MetaTarget {
         let who = self.parts.clients.request(header)?;
         self.parts.clients.check_user(header)?;
         if header.kind == Kind::Repeat {
-            return self.repeat(who, body).await;
+            // The largest are boxed: each request is kept and moved with room for the largest that is not.
+            return Box::pin(self.repeat(who, body)).await;
         }
         if who.sequence == 0 {
             let _changing = self.check_others(who, header, body).await?;
@@ -180,11 +179,11 @@ impl MetaTarget {
                 let GetAttrRequest { ino, lease, .. } = Message::decode(body)?;
                 ops::get_attr(parts, who, Ino(ino), lease).await
             }
-            Kind::SetAttr => ops::set_attr(parts, who, Message::decode(body)?).await,
+            Kind::SetAttr => Box::pin(ops::set_attr(parts, who, Message::decode(body)?)).await,
             Kind::Make => ops::make(parts, who, Message::decode(body)?).await,
             Kind::Link => ops::link(parts, who, Message::decode(body)?).await,
             Kind::Unlink => ops::unlink(parts, who, Message::decode(body)?).await,
-            Kind::Rename => ops::rename(parts, who, Message::decode(body)?).await,
+            Kind::Rename => Box::pin(ops::rename(parts, who, Message::decode(body)?)).await,
             Kind::ReadDir => ops::read_dir(parts, who, Message::decode(body)?).await,
             Kind::ReadLink => ops::read_link(parts, who, Message::decode(body)?).await,
             Kind::Open | Kind::Close => self.open_or_close(kind, who, Message::decode(body)?).await,
@@ -343,12 +342,23 @@ impl MetaTarget {
         Ok((name, role))
     }
 
+    /// Ends a session that is there for nothing, if there is no room for the one of this name.
+    async fn make_room(&self, name: Id128) -> Result<(), MetaError> {
+        match self.parts.clients.in_the_way_of(name) {
+            Some(idle) => self.end_session(idle).await,
+            None => Ok(()),
+        }
+    }
+
     async fn begin_session(
         &self,
         (name, role): (Id128, Role),
         request: HelloRequest,
         remote: bool,
     ) -> Result<Vec<u8>, MetaError> {
+        if remote {
+            self.make_room(name).await?;
+        }
         let turn = self.parts.names.turn().await;
         // The reply to an earlier Hello was lost.
         if let Some((session, lease_ms)) = self.parts.clients.greeted_again(name, role, remote)? {
@@ -356,8 +366,8 @@ impl MetaTarget {
             self.parts.wake_reaper();
             return Ok(self.greeted(session, lease_ms));
         }
-        if remote && self.parts.clients.count() >= MOST_SESSIONS {
-            return Err(MetaError::Request(format!("there are {MOST_SESSIONS} sessions, which is the most")));
+        if remote && self.parts.clients.remote_count() >= SESSIONS {
+            return Err(MetaError::Request(format!("there are {SESSIONS} sessions, which is the most")));
         }
         let mut writes = WriteSet::new();
         let session = turn.new_session(&mut writes, |session| self.parts.clients.is_in_use(session));

@@ -62,8 +62,8 @@ impl Service for ForOthers {
         Box::pin(self.node.serve(request, true))
     }
 
-    fn hung_up(&self, session: u64) {
-        self.node.clients.hung_up(session);
+    fn hung_up(&self, session: u64, has_another: bool) {
+        self.node.clients.hung_up(session, has_another);
     }
 
     fn has_session(&self, session: u64) -> bool {
@@ -117,7 +117,7 @@ impl Node {
         self.clients.hear(&request.header)?;
         let Header { kind, session, .. } = request.header;
         if joins(kind) && self.clients.missing_row(session).is_some() {
-            self.meta.note_session(session).await.map_err(Failure::from)?;
+            Box::pin(self.meta.note_session(session)).await.map_err(Failure::from)?;
         }
         if let Some(outcome) = self.serve_lease(request).await {
             return outcome;
@@ -206,7 +206,8 @@ impl Node {
         }
         match request.header.kind {
             Kind::Hello => {
-                Ok((self.meta.hello(request.header.session, &request.body, remote).await?, Vec::new()))
+                let hello = Box::pin(self.meta.hello(request.header.session, &request.body, remote));
+                Ok((hello.await?, Vec::new()))
             }
             kind if kind.is_reserved() => Err(Failure::new(
                 ErrorKind::Invalid,

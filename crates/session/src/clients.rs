@@ -8,7 +8,7 @@
 
 mod guards;
 
-use crate::leases::{Asked, Leases, Leaving, MOST_WAITING};
+use crate::leases::{Asked, Leases, Leaving, now_or_again, too_many};
 use crate::locks::Locks;
 use crate::recovery::{LockPlace, MOST_REFUSED, MOST_REPEATED_BYTES, Reclaimed, Recovery, Refused};
 use crate::rows::{SessionRow, result_key, session_key};
@@ -25,7 +25,7 @@ use penstock_wire::metadata::{
     AttrReply, GetAttrRequest, LeaseReply, LeaseRequest, LockChange, LockReply, LockRequest, PingRequest,
     RepeatRequest, SetAttrRequest, UserRequest, WatchReply, WatchRequest,
 };
-use penstock_wire::{Failure, Header, Kind, SLOTS};
+use penstock_wire::{Failure, Header, Kind, SESSIONS, SLOTS};
 use prost::Message;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -68,20 +68,6 @@ fn is_about_session(kind: Kind) -> bool {
 /// The error of a request whose body is not allowed.
 fn refused(why: impl std::fmt::Display) -> Failure {
     Failure { kind: ErrorKind::Invalid, errno: 0, message: format!("request: {why}") }
-}
-
-/// The error of a session whose requests all wait for others.
-fn too_many() -> Failure {
-    refused(format_args!("{MOST_WAITING} requests of the session wait for other clients, which is the most"))
-}
-
-/// Fails with [`Failure::ask_again`] if a request must wait.
-fn now_or_again(asked: Asked<()>) -> Result<(), Failure> {
-    match asked {
-        Asked::Now(()) => Ok(()),
-        Asked::Waits => Err(Failure::ask_again()),
-        Asked::TooMany => Err(too_many()),
-    }
 }
 
 /// Fails unless all files of a list are of the branch that there is.
@@ -360,11 +346,20 @@ impl Clients {
         }
     }
 
-    /// The connection is lost over which the requests of a session have come: those that wait for news are
-    /// given up. Its client sends them again.
-    pub fn hung_up(&self, session: u64) {
-        self.sessions.borrow_mut().hung_up(session);
+    /// The connection is lost over which the requests of a session have come, and it `has_another` or none:
+    /// those that wait for news are given up. Its client sends them again.
+    pub fn hung_up(&self, session: u64, has_another: bool) {
+        self.sessions.borrow_mut().hung_up(session, has_another);
         self.wake(session);
+    }
+
+    /// A session that may end to make room for one of this name, if there is neither room nor such a one: it
+    /// has no connection, and nothing that it could lose.
+    pub fn in_the_way_of(&self, name: Id128) -> Option<u64> {
+        let sessions = self.sessions.borrow();
+        let has_room = sessions.remote_count() < SESSIONS || sessions.named(name).is_some();
+        let holds = |id| self.leases.borrow().has_joined(id) || self.locks.borrow().held_in(id) > 0;
+        if has_room { None } else { sessions.idle(holds) }
     }
 
     /// Adds the result's row to the transaction that executes a request; none for a request without a
@@ -576,9 +571,9 @@ impl Clients {
         self.change(|leases| leases.done(session));
     }
 
-    /// The number of sessions.
-    pub fn count(&self) -> usize {
-        self.sessions.borrow().numbers().count()
+    /// The number of sessions of other processes that have not ended for their clients.
+    pub fn remote_count(&self) -> usize {
+        self.sessions.borrow().remote_count()
     }
 
     /// True if a session has this number.

@@ -39,23 +39,26 @@
 //! revoked.
 
 mod attributes;
+mod by_session;
 mod calls;
+mod held;
 mod news;
 mod waiting;
 
 use crate::table::SessionHoldings;
 use attributes::Attributes;
 use calls::{Call, Calls, Scope};
+use held::{Held, HeldLeases, MOST as MOST_LEASES};
 use news::News;
-use penstock_base::{FileId, HashMap};
+use penstock_base::{ErrorKind, FileId};
+use penstock_wire::Failure;
 use penstock_wire::metadata::{LeaseCall, WatchReply, WatchRequest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-pub(crate) use waiting::MOST_WAITING;
-use waiting::{Waiting, Wanted};
+use waiting::{MOST_WAITING, Waiting, Wanted};
 
 const EIO: u16 = 5;
-/// Most calls and news in one reply: some 200 KiB.
+/// Most calls and news in one reply: some 200 KiB. A server counts a reply to Watch for more than that.
 const MOST_AT_ONCE: usize = 4096;
 
 /// Answer to a request that may have to wait for other clients.
@@ -65,14 +68,8 @@ pub(crate) enum Asked<T> {
     Now(T),
     /// It must: the outcome will be in the news of its session.
     Waits,
-    /// The session has so many requests that wait that this one is not noted.
+    /// The session has so many requests that wait, or leases, that this one is not noted.
     TooMany,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
-    exclusive: bool,
-    grant: u64,
 }
 
 /// All leases, and the revocations that are not yet answered.
@@ -82,7 +79,7 @@ pub(crate) struct Leases {
     joined: BTreeSet<u64>,
     /// The only session in `joined`, if it knows or may know that it is the only one.
     alone: Option<u64>,
-    held: HashMap<FileId, BTreeMap<u64, Held>>,
+    held: HeldLeases,
     attributes: Attributes,
     calls: Calls,
     /// Inodes that sessions which owe everything have given up alone.
@@ -203,7 +200,7 @@ impl Leases {
         if self.calls.owes_everything(session) {
             return;
         }
-        let has_leases = self.held.values().any(|holders| holders.contains_key(&session));
+        let has_leases = self.held.has_any(session);
         let Some(leaving) = self.leaving(session) else { return };
         *leaving = match *leaving {
             Leaving::Called if has_leases => Leaving::CalledAgain,
@@ -314,12 +311,7 @@ impl Leases {
             self.alone = None;
         }
         let mut freed = self.waiting.end(session);
-        self.held.retain(|file, holders| {
-            if holders.remove(&session).is_some() {
-                freed.insert(*file);
-            }
-            !holders.is_empty()
-        });
+        freed.extend(self.held.end_all(session, u64::MAX));
         freed.extend(self.attributes.end_all(session, u64::MAX));
         let owed_everything = self.calls.owes_everything(session);
         for call in self.calls.remove_all(session) {
@@ -344,6 +336,9 @@ impl Leases {
     /// Grants a lease, or notes that the session waits for it and revokes those in the way. The session takes
     /// part.
     pub(crate) fn ask(&mut self, session: u64, file: FileId, exclusive: bool) -> Asked<u64> {
+        if self.alone != Some(session) && !self.held.has_room(session, file, self.waiting.count(session)) {
+            return Asked::TooMany;
+        }
         // A request for less than the session waits for already is a part of that.
         let exclusive = exclusive || self.waiting.wants_exclusive(file, session);
         let waits = self.waiting.first(file, |other| other != session && self.may_get_leases(other));
@@ -438,12 +433,7 @@ impl Leases {
             let grant = self.next();
             assert!(self.alone.is_none_or(|alone| alone == session), "{:?} is alone", self.alone);
             if self.alone != Some(session) {
-                let holders = self.held.entry(file).or_default();
-                holders.insert(session, Held { exclusive, grant });
-                assert!(
-                    holders.len() == 1 || holders.values().all(|held| !held.exclusive),
-                    "{holders:?} of inode {file}"
-                );
+                self.held.grant(session, file, Held { exclusive, grant });
             }
             return Some(grant);
         }
@@ -480,7 +470,7 @@ impl Leases {
     /// Returns a value if a session may change a file's size; otherwise revokes the leases of others. Another
     /// session's lease is no obstacle if that session waits here too.
     fn try_resize(&mut self, session: u64, file: FileId) -> Option<()> {
-        let own = self.held.get(&file).and_then(|holders| holders.get(&session));
+        let own = self.held.of(session, file);
         if self.alone == Some(session) || own.is_some_and(|own| own.exclusive) {
             return Some(());
         }
@@ -509,9 +499,8 @@ impl Leases {
         file: FileId,
         which: impl Fn(&Held) -> bool,
     ) -> Vec<(u64, u64)> {
-        let holders = self.held.get(&file).into_iter().flatten();
-        let others = holders.filter(|(other, held)| **other != session && which(held));
-        others.map(|(other, held)| (*other, held.grant)).collect()
+        let others = self.held.on(file).filter(|(other, held)| *other != session && which(held));
+        others.map(|(other, held)| (other, held.grant)).collect()
     }
 
     /// True if a session has a revocation open that covers this grant or a later one.
@@ -645,7 +634,7 @@ impl Leases {
             }
             Some(file) if call.scope == Scope::Attributes => self.attributes.end(session, file, call.grant),
             Some(file) => {
-                self.end_held(session, file, call.grant);
+                self.held.end(session, file, call.grant);
                 if self.calls.owes_everything(session) {
                     self.given_up.insert((session, file));
                 }
@@ -654,12 +643,7 @@ impl Leases {
                 if !self.calls.owes_everything(session) {
                     self.given_up.retain(|(other, _)| *other != session);
                 }
-                self.held.retain(|_, holders| {
-                    if holders.get(&session).is_some_and(|held| held.grant <= call.grant) {
-                        holders.remove(&session);
-                    }
-                    !holders.is_empty()
-                });
+                self.held.end_all(session, call.grant);
                 self.attributes.end_all(session, call.grant);
                 self.gave_up_everything(session);
             }
@@ -678,28 +662,18 @@ impl Leases {
     pub(crate) fn release(&mut self, session: u64, file: FileId, grant: u64, attributes: bool) {
         match attributes {
             true => self.attributes.end(session, file, grant),
-            false => self.end_held(session, file, grant),
+            false => drop(self.held.end(session, file, grant)),
         }
         self.serve_waiting(file);
     }
 
-    fn end_held(&mut self, session: u64, file: FileId, grant: u64) {
-        let Some(holders) = self.held.get_mut(&file) else { return };
-        if holders.get(&session).is_some_and(|held| held.grant <= grant) {
-            holders.remove(&session);
-        }
-        if holders.is_empty() {
-            self.held.remove(&file);
-        }
-    }
-
     /// Adds the leases of all sessions, and the calls that they have not answered.
     pub(crate) fn add_holdings(&self, all: &mut BTreeMap<u64, SessionHoldings>) {
-        for (session, held) in self.held.values().flatten() {
-            let SessionHoldings { shared_leases, exclusive_leases, .. } = all.entry(*session).or_default();
+        for (session, held) in self.held.all() {
+            let SessionHoldings { shared_leases, exclusive_leases, .. } = all.entry(session).or_default();
             *(if held.exclusive { exclusive_leases } else { shared_leases }) += 1;
         }
-        for (session, count) in self.attributes.counts().iter() {
+        for (session, count) in self.attributes.counts() {
             all.entry(session).or_default().attribute_leases += count as u64;
         }
         self.calls.sessions().for_each(|session| all.entry(session).or_default().unanswered_calls += 1);
@@ -707,8 +681,7 @@ impl Leases {
 
     /// The files of which a session has an exclusive lease.
     pub(crate) fn exclusive_of(&self, session: u64) -> Vec<FileId> {
-        let is_exclusive = |held: &BTreeMap<u64, Held>| held.get(&session).is_some_and(|held| held.exclusive);
-        self.held.iter().filter(|(_, holders)| is_exclusive(holders)).map(|(file, _)| *file).collect()
+        self.held.exclusive_of(session)
     }
 
     /// True if a session waits for others with something that may hold up its own answers.
@@ -778,6 +751,23 @@ impl Leases {
         }
         let nothing = calls.is_empty() && !self.news.contains_key(&session) && alone == request.alone;
         (!nothing).then_some(WatchReply { alone, calls, ..reply })
+    }
+}
+
+/// The error of a session whose requests all wait for others, or which has too many leases.
+pub(crate) fn too_many() -> Failure {
+    let why = format!(
+        "request: {MOST_WAITING} requests of the session wait for other clients, or it has {MOST_LEASES} leases, which is the most"
+    );
+    Failure { kind: ErrorKind::Invalid, errno: 0, message: why }
+}
+
+/// Fails with [`Failure::ask_again`] if a request must wait.
+pub(crate) fn now_or_again(asked: Asked<()>) -> Result<(), Failure> {
+    match asked {
+        Asked::Now(()) => Ok(()),
+        Asked::Waits => Err(Failure::ask_again()),
+        Asked::TooMany => Err(too_many()),
     }
 }
 

@@ -87,6 +87,8 @@ struct Session {
     opens: BTreeMap<FileId, u64>,
     users: Users,
     gone: Gone,
+    /// True while a client of another process has a connection for it.
+    is_connected: bool,
 }
 
 /// Counts of the times that a session was gone. Its requests that wait since before are given up.
@@ -253,9 +255,30 @@ impl Sessions {
         }
     }
 
-    /// The connection of a session is lost.
-    pub(crate) fn hung_up(&mut self, id: u64) {
-        self.live.get_mut(&id).into_iter().for_each(|session| session.gone.hang_ups += 1);
+    /// A connection of a session is lost, and the session `has_another` or none.
+    pub(crate) fn hung_up(&mut self, id: u64, has_another: bool) {
+        if let Some(session) = self.live.get_mut(&id) {
+            session.gone.hang_ups += 1;
+            session.is_connected = has_another;
+        }
+    }
+
+    /// The number of sessions of other processes that have not ended for their clients.
+    pub(crate) fn remote_count(&self) -> usize {
+        self.live.values().filter(|session| session.who.lease_ms > 0 && !session.is_barred).count()
+    }
+
+    /// The session of another process that was silent for the longest time of those that have no connection,
+    /// have survived no restart, and have neither opened anything nor hold anything else.
+    pub(crate) fn idle(&self, holds: impl Fn(u64) -> bool) -> Option<u64> {
+        let is_idle = |id: u64, session: &Session| {
+            let Session { who, opens, active, users, .. } = session;
+            let is_here = session.is_connected || session.is_barred || !active.is_empty();
+            let owes = session.owes_opens || !opens.is_empty() || users.count() > 0;
+            who.lease_ms > 0 && !is_here && !owes && !holds(id)
+        };
+        let idle = self.live.iter().filter(|(id, session)| is_idle(**id, session));
+        idle.min_by_key(|(_, session)| session.heard).map(|(id, _)| *id)
     }
 
     /// A session leaves, and may join again.

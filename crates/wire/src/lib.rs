@@ -27,6 +27,8 @@ pub use version::Version;
 /// keeps its result. A slot has one request in flight at a time, and each use of it raises the sequence by
 /// `SLOTS`.
 pub const SLOTS: u64 = 64;
+/// The most sessions of clients in other processes. Each has a place for its connection.
+pub const SESSIONS: usize = 64;
 
 #[cfg(test)]
 mod tests;

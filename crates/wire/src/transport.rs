@@ -20,9 +20,9 @@ pub trait Service {
     /// Carries out a request to its end and returns the reply.
     fn serve(&self, request: Frame) -> LocalBoxFuture<'_, Frame>;
 
-    /// The connections are lost over which the requests of a session have come that are being carried out.
-    /// Those that wait for news may be given up: their client sends them again.
-    fn hung_up(&self, session: u64);
+    /// The connections are lost over which the requests of a session have come that are being carried out,
+    /// and it `has_another` or none. Those that wait for news may be given up: their client sends them again.
+    fn hung_up(&self, session: u64, has_another: bool);
 
     /// True if a session lives. A connection of one that has ended gives its place to another.
     fn has_session(&self, session: u64) -> bool;

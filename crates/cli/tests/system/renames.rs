@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Programs that rename, half of them on each mount.
 const PROGRAMS: usize = 4;
 const ROUNDS: u64 = 40;
+/// Renames of each program in [`to_and_fro`].
+const TRIES: u64 = 600;
 
 /// A kind of file to rename.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,6 +61,7 @@ fn a_name_is_moved_by_one_program_only() {
         }
     }
     names_of_one_file_stay(&mounts[0]);
+    to_and_fro(&mounts);
     end(&store, &mounts);
 }
 
@@ -95,6 +98,29 @@ fn claim(mounts: &[PathBuf; 2], kind: Kind, places: [&str; 2]) -> u64 {
     });
     kind.remove(&new[1], &old[1]);
     moved.into_inner()
+}
+
+/// Regression: the same, if the name was back by the time at which the mount looked if the file still had it.
+fn to_and_fro(mounts: &[PathBuf; 2]) {
+    let places = mounts.clone().map(|mount| ["busy/here", "busy/there"].map(|name| mount.join(name)));
+    Kind::Linked.make(&places[0][0]);
+    let moves = [(); 2].map(|()| AtomicU64::new(0));
+    let ways = [[0, 1], [1, 0]].map(|way| (way, &moves[way[0]]));
+    std::thread::scope(|scope| {
+        for (names, (way, moves)) in places.iter().flat_map(|names| ways.map(|way| (names, way))) {
+            scope.spawn(move || {
+                for _ in 0..TRIES {
+                    match rename(&names[way[0]], &names[way[1]]) {
+                        Ok(()) => drop(moves.fetch_add(1, Relaxed)),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
+                    }
+                }
+            });
+        }
+    });
+    let [there, back] = moves.map(AtomicU64::into_inner);
+    let is_there = places[1].each_ref().map(|name| name.exists());
+    assert_eq!(is_there, [there == back, there == back + 1], "{there} and {back}");
 }
 
 /// Two names of one file are two names after a rename of the one to the other, as POSIX says.

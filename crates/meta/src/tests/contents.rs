@@ -2,12 +2,12 @@
 
 use super::bed::{Bed, errno, run};
 use super::memory::CHUNK_BLOCKS;
-use crate::service::MOST_SESSIONS;
 use crate::{ChunkStore, MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::env::random_id;
 use penstock_base::{BLOCK_BYTES, Branch, ErrorKind, Id128, Ino, MAX_FILE_BYTES};
 use penstock_chunk::{ChunkError, FileUse, Owner};
 use penstock_session::Request;
+use penstock_wire::SESSIONS;
 use penstock_wire::metadata::{
     AttrReply, Change, HelloReply, HelloRequest, LeaseReply, LeaseRequest, LockChange, LockRequest,
     MakeRequest, NameRequest, OpenCount, PingRequest, ReadDirReply, ReadDirRequest, RepeatRequest,
@@ -480,13 +480,16 @@ fn a_repeat_on_other_inodes_is_refused_and_told() {
 #[test]
 fn a_repeated_hello_begins_no_second_session() {
     run(async |bed| {
-        let (request, count) = (hello(bed), bed.meta.clients().count());
+        let (request, count) = (hello(bed), bed.meta.clients().remote_count());
         let greet = async |bed: &Bed| {
             let reply = bed.meta.hello(0, &request, true).await?;
             Ok::<_, Failure>(HelloReply::decode(&reply[..]).unwrap())
         };
         let first = greet(bed).await.unwrap();
-        assert_eq!((greet(bed).await.unwrap(), bed.meta.clients().count()), (first.clone(), count + 1));
+        assert_eq!(
+            (greet(bed).await.unwrap(), bed.meta.clients().remote_count()),
+            (first.clone(), count + 1)
+        );
         bed.crash().await;
         assert_eq!(greet(bed).await.unwrap(), first, "its row names it");
         bed.kv.fail_after(0);
@@ -567,8 +570,7 @@ fn what_a_hello_may_not_ask_for_is_refused_by_name() {
 #[test]
 fn there_are_never_more_sessions_than_the_most() {
     run(async |bed| {
-        // One was there before.
-        for _ in 2..MOST_SESSIONS {
+        for _ in 1..SESSIONS {
             remote_session(bed).await;
         }
         // A check has the turn, and two clients come meanwhile.
@@ -577,8 +579,8 @@ fn there_are_never_more_sessions_than_the_most() {
         let greet = |number: usize| bed.meta.hello(0, &hellos[number], true);
         let (first, second, ()) = tokio::join!(greet(0), greet(1), async { drop(turn) });
         first.unwrap();
-        assert!(second.unwrap_err().message.contains("1024 sessions"));
-        assert_eq!(bed.meta.clients().count(), MOST_SESSIONS);
+        assert!(second.unwrap_err().message.contains("64 sessions"));
+        assert_eq!(bed.meta.clients().remote_count(), SESSIONS);
     });
 }
 

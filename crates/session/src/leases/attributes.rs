@@ -10,6 +10,7 @@
 //! - while an inode's attributes are being changed, no other session has a lease on them or gets one;
 //! - the number of a lease is that of its first grant, for as long as the session has it without a break.
 
+use super::by_session::BySession;
 use crate::counts::Counts;
 use penstock_base::{FileId, HashMap};
 use std::time::Duration;
@@ -30,8 +31,7 @@ const MOST_COOLING: usize = 4096;
 pub(super) struct Attributes {
     /// Session and number of each.
     held: HashMap<FileId, Vec<(u64, u64)>>,
-    /// The number of leases of each session.
-    counts: Counts<u64>,
+    sessions: BySession,
     cooling: HashMap<FileId, Cooling>,
     /// Until when nobody gets a lease on any inode, because more are cooling than the table has room for.
     all_cool: Duration,
@@ -58,7 +58,7 @@ impl Attributes {
     pub(super) fn may_be_granted(&self, session: u64, file: FileId, now: Duration) -> bool {
         let is_cooling =
             now < self.all_cool || self.cooling.get(&file).is_some_and(|cooling| now < cooling.until);
-        !is_cooling && self.changing.of(file) == 0 && self.counts.of(session) < MOST
+        !is_cooling && self.changing.of(file) == 0 && self.sessions.count(session) < MOST
     }
 
     /// A session that has no lease on an inode gets one.
@@ -66,7 +66,7 @@ impl Attributes {
         assert!(self.of(session, file).is_none(), "session {session} has one lease on {file}");
         assert_eq!(self.changing.of(file), 0, "{file} is being changed");
         self.held.entry(file).or_default().push((session, grant));
-        self.counts.add(session);
+        self.sessions.add(session, file);
     }
 
     /// The leases of other sessions on an inode, each with its session.
@@ -112,37 +112,27 @@ impl Attributes {
     /// A session has given back its lease on an inode, if the number of that is not greater than `grant`.
     pub(super) fn end(&mut self, session: u64, file: FileId, grant: u64) {
         let Some(held) = self.held.get_mut(&file) else { return };
-        let before = held.len();
-        held.retain(|(holder, number)| *holder != session || *number > grant);
-        let ended = before - held.len();
+        let ends = |(holder, number): &(u64, u64)| *holder == session && *number <= grant;
+        let Some(at) = held.iter().position(ends) else { return };
+        held.swap_remove(at);
         if held.is_empty() {
             self.held.remove(&file);
         }
-        self.counts.take(session, ended);
+        self.sessions.remove(session, file);
     }
 
     /// A session has given back all leases up to a number. Returns their inodes.
     pub(super) fn end_all(&mut self, session: u64, grant: u64) -> Vec<FileId> {
-        let mut freed = Vec::new();
-        if self.counts.of(session) == 0 {
-            return freed;
-        }
-        self.held.retain(|file, held| {
-            let before = held.len();
-            held.retain(|(holder, number)| *holder != session || *number > grant);
-            if held.len() < before {
-                freed.push(*file);
-            }
-            !held.is_empty()
-        });
-        self.counts.take(session, freed.len());
+        let ends = |file: &FileId| self.of(session, *file).is_some_and(|number| number <= grant);
+        let freed: Vec<FileId> = self.sessions.files(session).filter(ends).collect();
+        freed.iter().for_each(|file| self.end(session, *file, grant));
         freed
     }
 
     /// The only session needs none.
     pub(super) fn clear(&mut self) {
         self.held.clear();
-        self.counts.clear();
+        self.sessions.clear();
         self.cooling.clear();
         self.all_cool = Duration::ZERO;
     }
@@ -153,8 +143,8 @@ impl Attributes {
     }
 
     /// The number of leases of each session that has one.
-    pub(super) fn counts(&self) -> &Counts<u64> {
-        &self.counts
+    pub(super) fn counts(&self) -> impl Iterator<Item = (u64, usize)> {
+        self.sessions.counts()
     }
 }
 
@@ -176,11 +166,11 @@ mod tests {
         assert_eq!(attributes.of(1, FILE), Some(10), "an older one was given back");
         attributes.end(1, FILE, 10);
         attributes.end(1, FILE, 10);
-        assert!(attributes.counts().iter().eq([(1, 1), (2, 1)]));
+        assert!(attributes.counts().eq([(1, 1), (2, 1)]));
         assert_eq!(attributes.end_all(1, 11), []);
         assert_eq!(attributes.end_all(1, 12), [FileId::of_numbers(0, 8)]);
         assert_eq!(attributes.end_all(2, u64::MAX), [FILE]);
-        assert!(attributes.is_empty() && attributes.counts().is_empty());
+        assert!(attributes.is_empty() && attributes.sessions.is_empty());
     }
 
     #[test]

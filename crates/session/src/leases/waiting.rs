@@ -50,6 +50,11 @@ impl Waiting {
         self.counts.of(session) + outcomes < MOST_WAITING
     }
 
+    /// The number of things for which a session waits.
+    pub(super) fn count(&self, session: u64) -> usize {
+        self.counts.of(session)
+    }
+
     /// A session waits for a lease.
     pub(super) fn want(&mut self, file: FileId, wanted: Wanted) {
         let queue = self.leases.entry(file).or_default();

@@ -416,8 +416,7 @@ fn the_silent_keep_nobody_out() {
         for _ in 0..penstock_fabric::CONNECTIONS {
             mounts.push(mount(&machine, &way).await);
         }
-        let refused = Remote::connect(&machine.env, way.clone()).await.map(|_| ()).unwrap_err();
-        assert!(refused.message.contains("64 connections"), "{refused}");
+        assert_no_session(&machine, &way).await;
         for (client, remote) in mounts {
             client.close().await.unwrap();
             remote.close();
@@ -937,7 +936,7 @@ impl Service for Endless {
         Box::pin(std::future::pending())
     }
 
-    fn hung_up(&self, _session: u64) {}
+    fn hung_up(&self, _session: u64, _has_another: bool) {}
 
     fn has_session(&self, session: u64) -> bool {
         session == ENDLESS
@@ -958,13 +957,15 @@ async fn with_endless(machine: &Machine) -> (Rc<Way>, Rc<Endless>, Rc<Server>, R
 }
 
 /// Regression: many requests may wait for other clients, and each may have the largest size, so one
-/// connection used all memory. Regression: so did a client that connected again and again.
+/// connection used all memory. Regression: so did a client that connected again and again, and one that did
+/// not take the replies to small requests for news.
 #[test]
 fn requests_that_wait_are_bounded_however_often_their_client_connects() {
     let largest = penstock_fabric::BODY_BYTES;
     let of_control = penstock_fabric::CONTROL_BYTES / largest;
     for (kind, bytes, most) in [
         (Kind::Watch, largest, of_control),
+        (Kind::Watch, 0, 4 * of_control),
         (Kind::Repeat, largest, penstock_fabric::BYTES / largest),
         (Kind::Repeat, 0, penstock_fabric::REQUESTS),
         (Kind::ReadDir, 0, 2 * penstock_fabric::BYTES / largest),
@@ -987,6 +988,52 @@ fn requests_that_wait_are_bounded_however_often_their_client_connects() {
             machine.stop().await;
         });
     }
+}
+
+/// Asserts that a new client is refused because of the number of sessions.
+async fn assert_no_session(machine: &Machine, way: &Rc<Way>) {
+    let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+    let hello = HelloRequest::of_mount(Id128([255; 16])).encode_to_vec();
+    let reply = remote.call(Frame::request(Kind::Hello, hello, Vec::new())).await.unwrap();
+    let refused = reply.into_result().unwrap_err();
+    assert!(refused.message.contains("64 sessions"), "{refused}");
+    remote.close();
+}
+
+/// Regression: clients began more sessions than there are places for connections, and took all places after a
+/// restart. A mount with a session found none, and its session ended.
+#[test]
+fn a_session_that_lives_has_a_place() {
+    on_machine(101, async |_, machine| {
+        let way = Way::new(&machine);
+        let (client, remote) = mount(&machine, &way).await;
+        let id = make(&client, "file").await.unwrap();
+        let mut others = Vec::new();
+        for number in 1..penstock_fabric::CONNECTIONS {
+            let other = Remote::connect(&machine.env, way.clone()).await.unwrap();
+            let hello = HelloRequest::of_mount(Id128([number as u8; 16])).encode_to_vec();
+            let reply = other.call(Frame::request(Kind::Hello, hello, Vec::new())).await.unwrap();
+            assert!(session_of_hello(&reply).is_some());
+            others.push(other);
+        }
+        assert_no_session(&machine, &way).await;
+        way.links.borrow()[0].cut();
+        client.write(id, 0, &[7; 100]).await.unwrap();
+        client.fsync(id).await.unwrap();
+        assert_no_session(&machine, &way).await;
+        // One without a connection, and with nothing that it could lose, makes room.
+        others[5].close();
+        way.links.borrow()[6].cut();
+        machine.env.sleep(Duration::from_secs(1)).await;
+        let (newcomer, another) = mount(&machine, &way).await;
+        assert_eq!(newcomer.lookup(machine.client.root(), b"file").await.unwrap().size, 100);
+        for (client, remote) in [(client, remote), (newcomer, another)] {
+            client.close().await.unwrap();
+            remote.close();
+        }
+        others.iter().for_each(|other| other.close());
+        machine.stop().await;
+    });
 }
 
 /// Regression: connections that never said Hello took all places, and after a restart the clients that had
@@ -1029,7 +1076,7 @@ fn a_connection_without_a_session_that_lives_keeps_nobody_out() {
             }
             assert_eq!(server.connections(), penstock_fabric::CONNECTIONS);
             if others > 0 {
-                assert!(Remote::connect(&machine.env, way.clone()).await.is_err());
+                assert_no_session(&machine, &way).await;
                 machine.env.sleep(penstock_session::LEASE * 2).await;
                 assert_eq!(server.connections(), penstock_fabric::CONNECTIONS);
             }

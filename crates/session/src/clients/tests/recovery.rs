@@ -189,7 +189,7 @@ fn a_session_of_the_process_leaves_a_row_for_the_next_start() {
         clients.note_row(FIRST);
         assert!(clients.missing_row(FIRST).is_none() && !clients.comes_back(FIRST));
         let next = load(GENERATION + 1).await;
-        assert_eq!((next.unreported(), next.count(), next.owe_opens()), (1, 0, false));
+        assert_eq!((next.unreported(), next.sessions().len(), next.owe_opens()), (1, 0, false));
         assert_eq!(load(GENERATION + 2).await.unreported(), 0, "each start is told of the one before it");
         // One that ends in order takes its row along.
         kv.commit(clients.missing_row(SECOND).unwrap()).await.unwrap();
@@ -287,7 +287,7 @@ fn few_requests_of_a_client_that_connects_again_and_again_wait() {
         for _ in 0..20 {
             turns.push(turn());
             bench.pause().await;
-            clients.hung_up(FIRST);
+            clients.hung_up(FIRST, false);
         }
         let waiting = turns.iter().filter(|turn| turn.borrow().is_none()).count();
         assert_eq!(waiting, 8);
@@ -310,10 +310,10 @@ fn few_requests_of_a_client_that_connects_again_and_again_wait() {
         bench.asker().news(FIRST);
         let lost = watch();
         bench.pause().await;
-        clients.hung_up(SECOND);
+        clients.hung_up(SECOND, false);
         bench.pause().await;
         assert!(lost.borrow().is_none(), "that was the connection of another one");
-        clients.hung_up(FIRST);
+        clients.hung_up(FIRST, false);
         bench.pause().await;
         assert!(lost.borrow().as_ref().is_some_and(Result::is_err));
     });

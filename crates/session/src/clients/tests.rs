@@ -287,6 +287,42 @@ fn a_session_that_does_not_exist_gets_nothing() {
     });
 }
 
+/// Regression: a client that said Hello and went, again and again, kept all others out.
+#[test]
+fn a_session_without_connection_and_holdings_makes_room() {
+    with_two_clients(async |bench| {
+        let clients = &bench.clients;
+        let most = SESSIONS as u64;
+        let begin = |number| drop(clients.begin_session(key_of(number), far(number), &mut WriteSet::new()));
+        let newcomer = key_of(999);
+        (10..9 + most).for_each(begin);
+        assert_eq!(clients.in_the_way_of(newcomer), None, "there is room: two are of this process");
+        begin(9 + most);
+        assert_eq!(clients.in_the_way_of(key_of(10)), None, "it has a session");
+        assert!(clients.in_the_way_of(newcomer).is_some());
+        // Each of these has something that it could lose, or is there.
+        for number in 10..10 + most {
+            clients.hung_up(number, true);
+        }
+        assert_eq!(clients.in_the_way_of(newcomer), None);
+        for number in 10..20 {
+            bench.env.sleep(Duration::from_millis(1)).await;
+            clients.hear(&Header { session: number, ..Header::request(Kind::Ping) }).unwrap();
+            clients.hung_up(number, false);
+        }
+        clients.open(10, INO);
+        clients.join(11).unwrap();
+        clients.lock(12, 0, &exclusive_lock()).unwrap();
+        let _active = clients.begin(&Header { session: 13, ..Header::request(Kind::Ping) }).unwrap();
+        clients.bar_session(14);
+        assert_eq!(clients.in_the_way_of(newcomer), None, "one has ended for its client");
+        begin(1000);
+        assert_eq!(clients.in_the_way_of(newcomer), Some(15), "silent for the longest time");
+        clients.end_session(15);
+        assert_eq!(clients.in_the_way_of(newcomer), None);
+    });
+}
+
 #[test]
 fn a_request_in_execution_is_no_silence() {
     with_two_clients(async |bench| {

@@ -141,4 +141,75 @@ mod tests {
         all.end(1, file(5), 1);
         assert!(all.has_room(1, file(MOST), 0) && !all.has_room(1, file(MOST), 1));
     }
+
+    /// A list of leases, which needs no index.
+    #[derive(Default)]
+    struct Model(Vec<(u64, FileId, Held)>);
+
+    impl Model {
+        fn may_grant(&self, session: u64, file: FileId, exclusive: bool) -> bool {
+            let is_in_the_way = |held: &(u64, FileId, Held)| {
+                held.1 == file && held.0 != session && (exclusive || held.2.exclusive)
+            };
+            !self.0.iter().any(is_in_the_way)
+        }
+
+        fn end(&mut self, is_over: impl Fn(u64, FileId) -> bool, grant: u64) -> Vec<FileId> {
+            let ended = self.0.extract_if(.., |held| is_over(held.0, held.1) && held.2.grant <= grant);
+            let mut files: Vec<FileId> = ended.map(|held| held.1).collect();
+            files.sort();
+            files
+        }
+
+        fn assert_shown_by(&self, all: &HeldLeases) {
+            assert_eq!((all.all().count(), all.is_empty()), (self.0.len(), self.0.is_empty()));
+            for (session, file, held) in &self.0 {
+                let shown = all.of(*session, *file).map(|shown| (shown.exclusive, shown.grant));
+                assert_eq!(shown, Some((held.exclusive, held.grant)));
+                assert!(all.on(*file).any(|(other, _)| other == *session) && all.has_any(*session));
+                assert_eq!(all.exclusive_of(*session).contains(file), held.exclusive);
+            }
+        }
+    }
+
+    fn run(seed: u64) {
+        let mut state = seed;
+        let mut below = |bound: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % bound
+        };
+        let (mut all, mut model) = (HeldLeases::default(), Model::default());
+        for grant in 1..400 {
+            let (session, file) = (1 + below(4), FileId::of_numbers(0, below(6)));
+            match below(8) {
+                0..=4 => {
+                    let held = Held { exclusive: below(2) == 0, grant };
+                    if model.may_grant(session, file, held.exclusive) {
+                        all.grant(session, file, held);
+                        model.end(|other, of| (other, of) == (session, file), u64::MAX);
+                        model.0.push((session, file, held));
+                    }
+                }
+                5 | 6 => {
+                    let upto = grant - below(grant);
+                    let ended = model.end(|other, of| (other, of) == (session, file), upto);
+                    assert_eq!(all.end(session, file, upto), !ended.is_empty());
+                }
+                _ => {
+                    let upto = if below(2) == 0 { u64::MAX } else { grant - below(grant) };
+                    let mut ended = all.end_all(session, upto);
+                    ended.sort();
+                    assert_eq!(ended, model.end(|other, _| other == session, upto));
+                }
+            }
+            model.assert_shown_by(&all);
+        }
+        all.clear();
+        Model::default().assert_shown_by(&all);
+    }
+
+    #[test]
+    fn leases_are_those_of_a_list() {
+        penstock_sim::seeds(0..100).for_each(run);
+    }
 }

@@ -520,6 +520,48 @@ fn all_that_wait_for_a_session_go_on_when_it_ends() {
     assert!(leases.exclusive_of(SECOND).is_empty() && leases.calls.is_empty());
 }
 
+/// Regression: a session got leases on any number of files.
+#[test]
+fn a_session_that_has_too_many_leases_is_told_so() {
+    let mut leases = two_sessions();
+    for ino in 0..MOST_LEASES as u64 {
+        assert!(matches!(leases.ask(FIRST, id(ino), ino % 2 == 0), Asked::Now(_)));
+    }
+    let last = id(MOST_LEASES as u64);
+    assert_eq!(leases.ask(FIRST, last, false), Asked::TooMany);
+    assert!(matches!(leases.ask(FIRST, id(1), true), Asked::Now(_)), "in place of one that it has");
+    assert!(matches!(leases.ask(SECOND, last, false), Asked::Now(_)), "the other has none");
+    // Those that it waits for count: each may come at any time.
+    let Asked::Now(grant) = leases.ask(FIRST, id(7), true) else { panic!("it has the lease") };
+    leases.release(FIRST, id(7), grant, false);
+    assert_eq!(leases.ask(FIRST, last, true), Asked::Waits);
+    assert_eq!(leases.ask(FIRST, id(7), true), Asked::TooMany);
+    for (session, number) in revocations(&leases, last) {
+        leases.answered(session, number);
+    }
+    assert_eq!(leases.exclusive_of(FIRST).len(), MOST_LEASES / 2 + 2, "all even ones, 1 and the last");
+    // A session that is alone needs no leases.
+    leases.leave(SECOND);
+    assert!(matches!(leases.ask(FIRST, id(7), true), Asked::Now(_)));
+}
+
+/// Regression: a session that left was looked for in the leases of all others. The leases of others, and the
+/// requests that wait for them, are as before.
+#[test]
+fn a_session_that_leaves_ends_its_own_leases_only() {
+    let mut leases = three_sessions();
+    for ino in 0..10 {
+        assert!(matches!(leases.ask(FIRST, id(ino), true), Asked::Now(_)));
+        assert!(matches!(leases.ask(SECOND, id(10 + ino), false), Asked::Now(_)));
+    }
+    assert_eq!(leases.ask(THIRD, id(3), false), Asked::Waits);
+    leases.leave(THIRD);
+    leases.leave(THIRD);
+    assert_eq!((leases.exclusive_of(FIRST).len(), leases.held_by_others(0, id(12), |_| true).len()), (10, 1));
+    leases.leave(SECOND);
+    assert!(leases.held_by_others(0, id(12), |_| true).is_empty());
+}
+
 #[test]
 fn a_session_that_waits_for_too_much_is_told_so() {
     let mut leases = two_sessions();

@@ -437,8 +437,12 @@ impl Server {
         let service = self.service.clone();
         let header = hello.header;
         let serve = async move {
-            // The connection may be gone.
-            let _ = done.send(service.serve(hello).await);
+            if let Err(reply) = done.send(service.serve(hello).await)
+                && let Some(session) = session_of_hello(&reply)
+            {
+                // The connection is gone.
+                service.hung_up(session, false);
+            }
         };
         self.env.spawn("hello", Box::pin(serve));
         let stopped =
@@ -447,7 +451,7 @@ impl Server {
         if let Some(session) = session_of_hello(&reply) {
             assert!(bound == 0 || bound == session, "Hello with a session is about that one");
             if bound == 0 {
-                self.bind(connection, session)?;
+                self.bind(connection, session).inspect_err(|_| self.service.hung_up(session, false))?;
             }
             connection.session.set(session);
             self.speakers

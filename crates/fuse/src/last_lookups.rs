@@ -4,10 +4,10 @@
 //! gets one file for both, it returns without a request, because two names of one file are left as they are.
 //! Another mount may have renamed the file in between, so this one would be told that it did so itself.
 //!
-//! Invariant: no thread gets one file by two names in two requests that follow each other. The second reply
-//! names another file of the same kind, by a number that no node has (`Nodes::stranger`). A rename then goes
-//! to the service, which decides, also if both names are of that file. All else that the kernel asks about
-//! that number fails with ESTALE, upon which it looks the name up again.
+//! Invariant: where a thread gets one file by two names in two requests that follow each other, both names
+//! were there at one moment. Otherwise the second reply names another file of the same kind, by a number that
+//! no node has (`Nodes::stranger`). A rename then goes to the service, which decides. All else that the
+//! kernel asks about that number fails with ESTALE, upon which it looks the name up again.
 //!
 //! The kernel may ignore the reply and look up at once, if it had a file by the new name before. So what a
 //! thread has looked up stays noted until it asks for something else.
@@ -38,21 +38,32 @@ pub(crate) struct LastLookups {
 }
 
 impl LastLookups {
-    /// A thread gets a file by this name. Returns false if it must not, because it got the file by another
-    /// name in its last request.
-    pub(crate) fn gets(&self, thread: u32, file: FileId, (dir, name): Place<'_>, now: Duration) -> bool {
-        let mut threads = self.threads.borrow_mut();
-        let last = threads.get(&thread).filter(|lookup| now < lookup.at + COUNTS);
-        if last.is_some_and(|last| last.file == file && (last.dir, &*last.name) != (dir, name)) {
-            return false;
+    /// The other name by which a thread got this file in its last request.
+    pub(crate) fn other(
+        &self,
+        thread: u32,
+        file: FileId,
+        (dir, name): Place<'_>,
+        now: Duration,
+    ) -> Option<(FileId, Box<[u8]>)> {
+        let threads = self.threads.borrow();
+        let last = threads.get(&thread).filter(|last| last.file == file && now < last.at + COUNTS)?;
+        let is_other = (last.dir, &*last.name) != (dir, name);
+        is_other.then(|| (last.dir, last.name.clone()))
+    }
+
+    /// A thread gets a file by this name. Threads that this mount cannot tell apart have the number 0.
+    pub(crate) fn gets(&self, thread: u32, file: FileId, (dir, name): Place<'_>, now: Duration) {
+        if thread == 0 {
+            return;
         }
+        let mut threads = self.threads.borrow_mut();
         if threads.len() >= MOST {
             threads.retain(|_, lookup| now < lookup.at + COUNTS);
         }
         if threads.len() < MOST || threads.contains_key(&thread) {
             threads.insert(thread, Lookup { file, dir, name: name.into(), at: now });
         }
-        true
     }
 
     /// A thread asks for something other than a name.
@@ -73,30 +84,37 @@ mod tests {
     const NOW: Duration = Duration::from_secs(100);
 
     #[test]
-    fn a_thread_gets_no_file_by_two_names_in_a_row() {
+    fn the_last_lookup_of_a_thread_counts_until_it_asks_for_something_else() {
         let last = LastLookups::default();
-        let gets = |thread, file, name: &[u8]| last.gets(thread, file, (DIR, name), NOW);
-        assert!(gets(1, FILE, b"old") && gets(1, FILE, b"old"));
-        assert!(!gets(1, FILE, b"new") && !gets(1, FILE, b"new"), "also if the kernel looks up again");
-        assert!(!last.gets(1, FILE, (FILE, b"old"), NOW), "the same name in another directory");
-        assert!(gets(2, FILE, b"new"), "another thread");
+        let other = |thread, file, name: &[u8]| last.other(thread, file, (DIR, name), NOW);
+        last.gets(1, FILE, (DIR, b"old"), NOW);
+        assert_eq!(other(1, FILE, b"new"), Some((DIR, b"old".as_slice().into())));
+        assert_eq!(other(1, FILE, b"new"), other(1, FILE, b"new"), "also if the kernel looks up again");
+        assert!(last.other(1, FILE, (FILE, b"old"), NOW).is_some(), "the same name in another directory");
+        assert!(other(1, FILE, b"old").is_none() && other(1, DIR, b"new").is_none());
+        assert!(other(2, FILE, b"new").is_none(), "another thread");
+        assert!(last.other(1, FILE, (DIR, b"new"), NOW + COUNTS).is_none(), "long after");
         last.asks(2);
-        assert!(!gets(1, FILE, b"new"));
+        assert!(other(1, FILE, b"new").is_some());
+        last.gets(1, FILE, (DIR, b"new"), NOW);
+        assert!(other(1, FILE, b"old").is_some() && other(1, FILE, b"new").is_none());
         last.asks(1);
-        assert!(gets(1, FILE, b"new"), "it asked for something else");
-        assert!(gets(1, DIR, b"other") && gets(1, FILE, b"old"), "another file in between");
-        assert!(last.gets(1, FILE, (DIR, b"new"), NOW + COUNTS), "long after");
+        assert!(other(1, FILE, b"old").is_none(), "it asked for something else");
+        last.gets(0, FILE, (DIR, b"old"), NOW);
+        assert!(other(0, FILE, b"new").is_none(), "it may be another thread");
     }
 
     #[test]
     fn the_threads_are_bounded() {
         let last = LastLookups::default();
-        let gets = |thread, name: &[u8], now| last.gets(thread, FILE, (DIR, name), now);
-        assert!((0..=MOST as u32).all(|thread| gets(thread, b"old", NOW)));
-        assert!(gets(MOST as u32, b"new", NOW), "one too many");
-        let later = NOW + Duration::from_secs(1);
-        assert!(!gets(0, b"new", later) && gets(1, b"old", later));
-        assert!(gets(MOST as u32, b"old", NOW + COUNTS));
+        let gets = |thread, now| last.gets(thread, FILE, (DIR, b"old"), now);
+        let counts = |thread, now| last.other(thread, FILE, (DIR, b"new"), now).is_some();
+        let most = MOST as u32;
+        (1..=most + 1).for_each(|thread| gets(thread, NOW));
+        assert!(counts(most, NOW) && !counts(most + 1, NOW), "one too many");
+        gets(1, NOW + Duration::from_secs(1));
+        gets(most + 1, NOW + COUNTS);
+        assert!(counts(1, NOW + COUNTS) && counts(most + 1, NOW + COUNTS));
         assert_eq!(last.threads.borrow().len(), 2, "the old ones have gone");
     }
 }

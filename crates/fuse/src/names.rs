@@ -4,13 +4,17 @@ use crate::abi::{BatchForgetIn, CreateIn, ForgetOne, MkdirIn, MknodIn, Rename2In
 use crate::attr::{entry, errno, stranger};
 use crate::device::{Answer, Request};
 use crate::last_lookups::Place;
+use crate::nodes::is_directory;
 use crate::session::{NamesOf, Session};
 use penstock_base::FileId;
 use penstock_client::{Attr, Failure};
-use penstock_wire::metadata::{MakeRequest, RenameRequest};
+use penstock_wire::metadata::{MakeRequest, RenameRequest, Time};
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
+
+/// Most looks at two names, if their directories change meanwhile.
+const TOGETHER_TRIES: u32 = 3;
 
 impl Session {
     /// The file of a node that a request names beside its own.
@@ -57,11 +61,46 @@ impl Session {
             && !self.client.is_alone()
         {
             let (thread, place, now) = (request.header.pid, (request.file, name), self.cache.env().now());
-            if !self.cache.last_lookups.gets(thread, attr.file(), place, now) {
+            let last = &self.cache.last_lookups;
+            if let Some((dir, other)) = last.other(thread, attr.file(), place, now)
+                && !self.are_together(attr, (dir, &other), place).await?
+            {
                 return Ok(Answer::of(&stranger(&self.nodes, attr)));
             }
+            last.gets(thread, attr.file(), place, now);
         }
         self.entry(names, name, found)
+    }
+
+    /// True if two names are names of one file at one moment. False if they are not, or if others change
+    /// their directories all the time.
+    async fn are_together(&self, attr: &Attr, one: Place<'_>, other: Place<'_>) -> Result<bool, Errno> {
+        if attr.nlink <= 1 || is_directory(attr) {
+            return Ok(false);
+        }
+        for _ in 0..TOGETHER_TRIES {
+            let before = self.changed([one.0, other.0]).await?;
+            for (dir, name) in [one, other] {
+                match self.client.lookup(dir, name).await.map_err(|failure| errno(&failure)) {
+                    Ok(found) if found.file() == attr.file() => {}
+                    Ok(_) | Err(Errno::NOENT | Errno::STALE) => return Ok(false),
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.changed([one.0, other.0]).await? == before {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The times at which two directories were changed last.
+    async fn changed(&self, dirs: [FileId; 2]) -> Result<[Time; 2], Errno> {
+        let mut times = [Time::default(); 2];
+        for (time, dir) in times.iter_mut().zip(dirs) {
+            *time = self.client.get_attr(dir).await.map_err(|failure| errno(&failure))?.ctime;
+        }
+        Ok(times)
     }
 
     pub(crate) async fn mknod(&self, request: &Request) -> Result<Answer, Errno> {

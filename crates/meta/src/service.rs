@@ -37,6 +37,8 @@ const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
 /// Most opens, and most locks, that are taken over before others proceed.
 const RECLAIMED_AT_ONCE: usize = 64;
+/// Most opens and locks in one request. Clients send 4,096.
+const RECLAIMED_MOST: usize = 1 << 13;
 
 impl MetaTarget {
     /// Executes a request. A repeat of a request that was executed is answered with its stored result.
@@ -342,24 +344,18 @@ impl MetaTarget {
         Ok((name, role))
     }
 
-    /// Ends a session that is there for nothing, if there is no room for the one of this name.
-    async fn make_room(&self, name: Id128) -> Result<(), MetaError> {
-        match self.parts.clients.in_the_way_of(name) {
-            Some(idle) => self.end_session(idle).await,
-            None => Ok(()),
-        }
-    }
-
     async fn begin_session(
         &self,
         (name, role): (Id128, Role),
         request: HelloRequest,
         remote: bool,
     ) -> Result<Vec<u8>, MetaError> {
-        if remote {
-            self.make_room(name).await?;
+        let mut turn = self.parts.names.turn().await;
+        // In the turn: one that comes back meanwhile has a connection, or waits for the turn.
+        while let Some(idle) = self.parts.clients.in_the_way_of(name).filter(|_| remote) {
+            self.end_in_turn(idle, turn).await?;
+            turn = self.parts.names.turn().await;
         }
-        let turn = self.parts.names.turn().await;
         // The reply to an earlier Hello was lost.
         if let Some((session, lease_ms)) = self.parts.clients.greeted_again(name, role, remote)? {
             // Removed files may have waited for a report of this session.
@@ -496,6 +492,11 @@ impl MetaTarget {
     /// Takes over the opens and locks that a client reports after a restart, and lets others proceed
     /// meanwhile. Returns the number of locks that it does not get back.
     async fn reclaim(&self, session: u64, mut ping: PingRequest) -> Result<u64, MetaError> {
+        if ping.opens.len() + ping.locks.len() > RECLAIMED_MOST {
+            return Err(MetaError::Request(format!(
+                "more than {RECLAIMED_MOST} opens and locks in one report"
+            )));
+        }
         let mut refused_locks = 0;
         while ping.opens.len() + ping.locks.len() > RECLAIMED_AT_ONCE {
             let opens = ping.opens.split_off(ping.opens.len().saturating_sub(RECLAIMED_AT_ONCE));

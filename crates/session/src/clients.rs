@@ -42,6 +42,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// host is busy.
 const LEAST_TO_ANSWER: Duration = Duration::from_secs(10);
 
+/// Most leases and answers in one Watch. Clients send some 8,192.
+const MOST_TOLD: usize = 1 << 14;
+
 /// Before everything that a request locks while it is executed.
 const SLOT: Rank = Rank::new(10, "slot");
 
@@ -894,15 +897,16 @@ impl Clients {
     /// Takes a client's answers, and waits for news for it.
     pub async fn watch(&self, session: u64, body: &[u8]) -> Result<Vec<u8>, Failure> {
         let mut request = WatchRequest::decode(body).map_err(refused)?;
-        check_branches(request.released.iter().map(|lease| lease.branch)).map_err(refused)?;
-        check_branches(request.resigned.iter().map(|file| file.branch)).map_err(refused)?;
+        let leases = request.released.iter().map(|lease| lease.branch);
+        check_branches(leases.chain(request.resigned.iter().map(|file| file.branch))).map_err(refused)?;
+        let WatchRequest { answered, failed, released, resigned, .. } = &request;
+        if answered.len() + failed.len() + released.len() + resigned.len() > MOST_TOLD {
+            return Err(refused(format_args!("more than {MOST_TOLD} leases and answers in one report")));
+        }
         if request.generation != self.generation {
             // The request's numbers are from another start of the service.
-            request.seen = 0;
-            request.answered.clear();
-            request.failed.clear();
-            request.released.clear();
-            request.resigned.clear();
+            let WatchRequest { wait, alone, leaves, .. } = request;
+            request = WatchRequest { wait, alone, leaves, ..WatchRequest::default() };
         }
         self.change(|leases| {
             for released in &request.released {

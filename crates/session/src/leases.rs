@@ -632,7 +632,9 @@ impl Leases {
                 let (tickets, errno) = call.into_tickets();
                 self.end_syncs(tickets, errno);
             }
-            Some(file) if call.scope == Scope::Attributes => self.attributes.end(session, file, call.grant),
+            Some(file) if call.scope == Scope::Attributes => {
+                self.attributes.end(session, file, call.grant);
+            }
             Some(file) => {
                 self.held.end(session, file, call.grant);
                 if self.calls.owes_everything(session) {
@@ -660,11 +662,13 @@ impl Leases {
 
     /// A session has released a lease of its own accord, on the attributes of an inode or on its data.
     pub(crate) fn release(&mut self, session: u64, file: FileId, grant: u64, attributes: bool) {
-        match attributes {
+        let has_ended = match attributes {
             true => self.attributes.end(session, file, grant),
-            false => drop(self.held.end(session, file, grant)),
+            false => self.held.end(session, file, grant),
+        };
+        if has_ended {
+            self.serve_waiting(file);
         }
-        self.serve_waiting(file);
     }
 
     /// Adds the leases of all sessions, and the calls that they have not answered.

@@ -207,7 +207,9 @@ impl Sessions {
             Ok::<_, KvError>(())
         })
         .await?;
-        sessions.live.values_mut().for_each(|session| session.owes_opens = true);
+        for session in sessions.live.values_mut() {
+            (session.owes_opens, session.is_connected) = (true, false);
+        }
         for_each(kv, all_results(), |key, value| {
             let read = read_result(key, value).ok();
             let number = read.as_ref().and_then(|(session, ..)| sessions.names.get(session));
@@ -375,8 +377,9 @@ impl Sessions {
     pub(crate) fn insert(&mut self, key: Id128, who: SessionRow, now: Duration) {
         let id = who.number;
         assert_eq!(self.names.insert(key, id), None, "a name is of one session");
-        let has_row = who.lease_ms > 0;
-        let before = self.live.insert(id, Session { key, who, heard: now, has_row, ..Session::default() });
+        let is_remote = who.lease_ms > 0;
+        let session = Session { key, who, heard: now, has_row: is_remote, ..Session::default() };
+        let before = self.live.insert(id, Session { is_connected: is_remote, ..session });
         assert!(before.is_none(), "session {id} starts once");
     }
 

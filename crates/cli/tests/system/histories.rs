@@ -60,6 +60,11 @@ impl History {
         self.start.elapsed().as_nanos() as u64
     }
 
+    /// Prints what happens, for whoever looks for the reason of an error.
+    fn tell(&self, what: &str) {
+        println!("{} ms: {what}", self.now() / 1_000_000);
+    }
+
     fn add(&self, program: &Program, model: usize, op: &str, value: &str, times: (u64, u64), out: &str) {
         let (model, key) = MODELS[model];
         let line = serde_json::json!({
@@ -276,11 +281,14 @@ impl Site {
     }
 
     /// Disturbs everything once.
-    fn disturb(&self, random: &mut Random, restarts: bool) {
+    fn disturb(&self, random: &mut Random, restarts: bool, history: &History) {
         let at = random.below(MOUNTS as u64) as usize;
         // Less than the lease time, which is 3 s.
         let moment = Duration::from_millis(random.below(800));
-        match random.below(if restarts { 4 } else { 3 }) {
+        let kind = random.below(if restarts { 4 } else { 3 });
+        let what = ["its link is cut", "its link stands still", "it is stopped", "the service is killed"];
+        history.tell(&format!("mount {at}, {} ms: {}", moment.as_millis(), what[kind as usize]));
+        match kind {
             0 => self.lines[at].cut(),
             1 => {
                 self.lines[at].set(false);
@@ -331,12 +339,13 @@ impl Site {
                         self.kill(at);
                         start((2 * MOUNTS + at) as u64, at);
                     }
-                    false => self.disturb(&mut random, number.is_multiple_of(2)),
+                    false => self.disturb(&mut random, number.is_multiple_of(2), &history),
                 }
             }
             over.store(true, Relaxed);
         });
         std::fs::remove_dir_all(&folder).unwrap();
+        history.tell("the history ends");
         let again = history.again.into_inner();
         (history.lines.into_inner().unwrap(), again)
     }

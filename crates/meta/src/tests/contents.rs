@@ -584,6 +584,41 @@ fn there_are_never_more_sessions_than_the_most() {
     });
 }
 
+/// Regression: clients that came together all ended the same session, and all but one were refused.
+#[test]
+fn each_newcomer_gets_the_place_of_a_session_that_is_gone() {
+    run(async |bed| {
+        for _ in 0..SESSIONS {
+            let session = remote_session(bed).await;
+            bed.meta.clients().hung_up(session, false);
+        }
+        let turn = bed.meta.parts.names.turn().await;
+        let hellos = [hello(bed), hello(bed), hello(bed)];
+        let greet = |number: usize| bed.meta.hello(0, &hellos[number], true);
+        let greeted = tokio::join!(greet(0), greet(1), greet(2), async { drop(turn) });
+        let sessions = [greeted.0, greeted.1, greeted.2]
+            .map(|reply| HelloReply::decode(&reply.unwrap()[..]).unwrap().session);
+        assert_eq!(bed.meta.clients().remote_count(), SESSIONS);
+        // Those that are there stay.
+        for _ in 0..SESSIONS {
+            let _may_be_refused = bed.meta.hello(0, &hello(bed), true).await;
+        }
+        assert!(sessions.iter().all(|session| bed.meta.clients().is_live(*session)));
+    });
+}
+
+/// Regression: a report of half a million locks, each of two bytes, was kept in memory for long.
+#[test]
+fn a_report_is_bounded() {
+    run(async |bed| {
+        let session = remote_session(bed).await;
+        let header = Header { session, ..Header::request(Kind::Ping) };
+        let ping = PingRequest { locks: vec![LockRequest::default(); 8193], ..PingRequest::default() };
+        let failure = bed.meta.serve(&header, &ping.encode_to_vec()).await.unwrap_err();
+        assert!(failure.message.contains("8192 opens and locks"), "{failure}");
+    });
+}
+
 #[test]
 fn a_use_of_a_file_sees_a_change_of_its_owner() {
     run(async |bed| {

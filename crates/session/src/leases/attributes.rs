@@ -110,22 +110,24 @@ impl Attributes {
     }
 
     /// A session has given back its lease on an inode, if the number of that is not greater than `grant`.
-    pub(super) fn end(&mut self, session: u64, file: FileId, grant: u64) {
-        let Some(held) = self.held.get_mut(&file) else { return };
+    /// Returns true if it had one.
+    pub(super) fn end(&mut self, session: u64, file: FileId, grant: u64) -> bool {
+        let Some(held) = self.held.get_mut(&file) else { return false };
         let ends = |(holder, number): &(u64, u64)| *holder == session && *number <= grant;
-        let Some(at) = held.iter().position(ends) else { return };
+        let Some(at) = held.iter().position(ends) else { return false };
         held.swap_remove(at);
         if held.is_empty() {
             self.held.remove(&file);
         }
         self.sessions.remove(session, file);
+        true
     }
 
     /// A session has given back all leases up to a number. Returns their inodes.
     pub(super) fn end_all(&mut self, session: u64, grant: u64) -> Vec<FileId> {
         let ends = |file: &FileId| self.of(session, *file).is_some_and(|number| number <= grant);
         let freed: Vec<FileId> = self.sessions.files(session).filter(ends).collect();
-        freed.iter().for_each(|file| self.end(session, *file, grant));
+        freed.iter().for_each(|file| assert!(self.end(session, *file, grant), "it has the lease"));
         freed
     }
 

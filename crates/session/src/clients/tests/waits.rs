@@ -35,6 +35,31 @@ fn news_wake_the_watch_of_their_session_only() {
     });
 }
 
+/// Regression: a report of a hundred thousand leases that nobody had looked at all that waited for each.
+#[test]
+fn a_report_of_leases_is_bounded_and_counts_only_those_that_are_there() {
+    with_two_clients(async |bench| {
+        bench.join_both().await;
+        let grant = bench.grant(FIRST, true).await.unwrap();
+        let waiting = bench.start_grant(SECOND);
+        bench.pause().await;
+        let report = async |count: usize, grant| {
+            let released = ReleasedLease { ino: INO.ino.0, branch: 0, grant, attributes: false };
+            let released = vec![released; count];
+            let request = WatchRequest { generation: GENERATION, released, ..WatchRequest::default() };
+            bench.clients.watch(FIRST, &request.encode_to_vec()).await
+        };
+        let refused = report(16_385, 0).await.unwrap_err();
+        assert!(refused.message.contains("more than 16384"), "{refused}");
+        report(16_384, grant - 1).await.unwrap();
+        bench.pause().await;
+        assert!(waiting.borrow().is_none(), "none of these is the lease");
+        report(2, grant).await.unwrap();
+        bench.pause().await;
+        assert!(matches!(waiting.take(), Some(Ok(_))));
+    });
+}
+
 /// Regression: a client left, and joined again before the service looked at its Watch, which had said that it
 /// was alone. Nothing seemed to have changed, so it was told only at the end of the wait, after seconds.
 #[test]

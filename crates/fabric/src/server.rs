@@ -395,20 +395,15 @@ impl Server {
         }
         let mut links = self.links.borrow_mut();
         if links.len() >= CONNECTIONS {
-            let first = |is: &dyn Fn(&Bound) -> bool| {
-                links.iter().find(|(_, bound)| is(bound)).map(|(number, _)| *number)
+            // By number and session.
+            let first = |is: &dyn Fn(u64, u64) -> bool| {
+                let found = links.iter().find(|(number, bound)| is(**number, bound.session));
+                found.map(|(number, _)| *number)
             };
-            let own = first(&|bound| bound.session == session);
-            let ended = || first(&|bound| !self.service.has_session(bound.session));
-            let has_newer = |number: &u64, session: u64| {
-                links.iter().any(|(newer, bound)| newer > number && bound.session == session)
-            };
-            let older = || {
-                links
-                    .iter()
-                    .find(|(number, bound)| has_newer(number, bound.session))
-                    .map(|(number, _)| *number)
-            };
+            let own = first(&|_, of| of == session);
+            let ended = || first(&|_, of| !self.service.has_session(of));
+            let has_newer = |number, of| links.range(number + 1..).any(|(_, bound)| bound.session == of);
+            let older = || first(&has_newer);
             let Some(out) = own.or_else(ended).or_else(older) else { return Err(Lost::Said(no_place())) };
             links.remove(&out).into_iter().for_each(|bound| bound.link.close());
         }

@@ -990,11 +990,17 @@ fn requests_that_wait_are_bounded_however_often_their_client_connects() {
     }
 }
 
+/// Connects and says Hello. Returns the reply too.
+async fn greets(machine: &Machine, way: &Rc<Way>, hello: HelloRequest) -> (Rc<Remote>, Frame) {
+    let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
+    let hello = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
+    let reply = remote.call(hello).await.unwrap();
+    (remote, reply)
+}
+
 /// Asserts that a new client is refused because of the number of sessions.
 async fn assert_no_session(machine: &Machine, way: &Rc<Way>) {
-    let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
-    let hello = HelloRequest::of_mount(Id128([255; 16])).encode_to_vec();
-    let reply = remote.call(Frame::request(Kind::Hello, hello, Vec::new())).await.unwrap();
+    let (remote, reply) = greets(machine, way, HelloRequest::of_mount(Id128([255; 16]))).await;
     let refused = reply.into_result().unwrap_err();
     assert!(refused.message.contains("64 sessions"), "{refused}");
     remote.close();
@@ -1010,9 +1016,8 @@ fn a_session_that_lives_has_a_place() {
         let id = make(&client, "file").await.unwrap();
         let mut others = Vec::new();
         for number in 1..penstock_fabric::CONNECTIONS {
-            let other = Remote::connect(&machine.env, way.clone()).await.unwrap();
-            let hello = HelloRequest::of_mount(Id128([number as u8; 16])).encode_to_vec();
-            let reply = other.call(Frame::request(Kind::Hello, hello, Vec::new())).await.unwrap();
+            let hello = HelloRequest::of_mount(Id128([number as u8; 16]));
+            let (other, reply) = greets(&machine, &way, hello).await;
             assert!(session_of_hello(&reply).is_some());
             others.push(other);
         }
@@ -1067,10 +1072,8 @@ fn a_connection_without_a_session_that_lives_keeps_nobody_out() {
         for (role, others) in [(2, 0), (ROLE_MOUNT, penstock_fabric::CONNECTIONS)] {
             let mut remotes = Vec::new();
             for number in 0..penstock_fabric::CONNECTIONS {
-                let remote = Remote::connect(&machine.env, way.clone()).await.unwrap();
                 let hello = HelloRequest { role, ..HelloRequest::of_mount(Id128([1 + number as u8; 16])) };
-                let hello = Frame::request(Kind::Hello, hello.encode_to_vec(), Vec::new());
-                let reply = remote.call(hello).await.unwrap();
+                let (remote, reply) = greets(&machine, &way, hello).await;
                 assert_eq!(session_of_hello(&reply).is_some(), others > 0);
                 remotes.push(remote);
             }

@@ -3,6 +3,7 @@
 use crate::abi::{GetxattrIn, GetxattrOut, SetattrIn, SetxattrExt, SetxattrIn, StatfsOut, fattr};
 use crate::attr::{VALID, attributes, errno, extended, time_of};
 use crate::device::{Answer, Request};
+use crate::looks::Due;
 use crate::nodes::is_directory;
 use crate::session::Session;
 use futures_util::{StreamExt, stream};
@@ -138,19 +139,23 @@ impl Session {
         }
     }
 
-    /// Sends the kernel the size of an open file. On failure the file is checked again later.
-    pub(crate) async fn look_at_size(&self, file: FileId) {
-        if let Err(failure) = self.tell_size(file).await {
-            tracing::debug!(%failure, %file, "the size of an open file is looked at later");
-            self.cache.looks.is_due(file);
+    /// Sends the kernel the size of an open file that is due. On failure the file stays due.
+    async fn look_at_size(&self, due: Due) {
+        match self.tell_size(due.file).await {
+            Ok(_) => self.cache.looks.is_checked(&due),
+            Err(failure) => {
+                tracing::debug!(%failure, file = %due.file, "the size of an open file is looked at later");
+            }
         }
     }
 
     /// Sends the kernel the size of a file on which a program just got a lock, if it may have changed.
     /// Programs under locks rely on what others wrote.
     pub(crate) async fn look_under_lock(&self, file: FileId) {
-        if self.client.was_shared() && self.cache.looks.take_one(file) {
-            self.look_at_size(file).await;
+        if self.client.was_shared()
+            && let Some(due) = self.cache.looks.one_due(file)
+        {
+            self.look_at_size(due).await;
         }
     }
 
@@ -313,8 +318,8 @@ pub(crate) async fn look_at_sizes(session: Rc<Session>, env: Env) -> Infallible 
         if !session.client.was_shared() {
             continue;
         }
-        let due = session.cache.looks.take();
-        stream::iter(due).for_each_concurrent(AT_A_TIME, |file| session.look_at_size(file)).await;
+        let due = session.cache.looks.all_due();
+        stream::iter(due).for_each_concurrent(AT_A_TIME, |due| session.look_at_size(due)).await;
     }
 }
 

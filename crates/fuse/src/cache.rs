@@ -311,6 +311,10 @@ impl KernelCache for Cache {
             if known {
                 self.sizes.drop_ends(file, told.is_err());
             }
+            if all {
+                // Until now the lease may have served a check.
+                self.looks.is_due(file);
+            }
             match told {
                 Ok(()) if all => self.reads.dropped(file, mark),
                 Ok(()) => {}

@@ -6,24 +6,33 @@
 //! within a second (`attributes`), and its size sent to the kernel.
 //!
 //! Invariant: an open file is due for a check, or was checked under a lease since it was opened and since the
-//! kernel last dropped all its pages. A client that changes its size takes that lease first, and then all
-//! pages are dropped.
+//! kernel last ended to drop all its pages. A client that changes its size takes that lease first, and then
+//! all pages are dropped. The lease may serve a check until then.
 
-use penstock_base::{FileId, HashMap, HashSet};
-use std::cell::RefCell;
+use penstock_base::{FileId, HashMap};
+use std::cell::{Cell, RefCell};
 
 /// The open files of one mount with their handle counts, and the files that are due.
 #[derive(Default)]
 pub(crate) struct Looks {
     handles: RefCell<HashMap<FileId, u64>>,
-    due: RefCell<HashSet<FileId>>,
+    /// The number of the event for which each file is due.
+    due: RefCell<HashMap<FileId, u64>>,
+    events: Cell<u64>,
+}
+
+/// A file that is due, and the event for which it is. It stays due until [`Looks::is_checked`], so that
+/// whoever gets a lock during a check of somebody else checks too.
+pub(crate) struct Due {
+    pub(crate) file: FileId,
+    event: u64,
 }
 
 impl Looks {
     /// Counts a new handle. The file becomes due.
     pub(crate) fn opened(&self, file: FileId) {
         *self.handles.borrow_mut().entry(file).or_default() += 1;
-        self.due.borrow_mut().insert(file);
+        self.is_due(file);
     }
 
     /// Counts a closed handle. A file without handles is no longer due.
@@ -45,18 +54,27 @@ impl Looks {
     /// Makes an open file due, because its size may change from here on without a notice.
     pub(crate) fn is_due(&self, file: FileId) {
         if self.is_open(file) {
-            self.due.borrow_mut().insert(file);
+            self.events.set(self.events.get() + 1);
+            self.due.borrow_mut().insert(file, self.events.get());
         }
     }
 
-    /// Returns true if the file was due, and takes it off the list. The caller checks it now.
-    pub(crate) fn take_one(&self, file: FileId) -> bool {
-        self.due.borrow_mut().remove(&file)
+    /// Returns a file if it is due. The caller checks it now.
+    pub(crate) fn one_due(&self, file: FileId) -> Option<Due> {
+        self.due.borrow().get(&file).map(|event| Due { file, event: *event })
     }
 
-    /// Takes all files that are due off the list.
-    pub(crate) fn take(&self) -> HashSet<FileId> {
-        self.due.take()
+    /// Returns all files that are due. The caller checks them now.
+    pub(crate) fn all_due(&self) -> Vec<Due> {
+        self.due.borrow().iter().map(|(file, event)| Due { file: *file, event: *event }).collect()
+    }
+
+    /// Records that a file was checked. It stays due if there was another event meanwhile.
+    pub(crate) fn is_checked(&self, checked: &Due) {
+        let mut due = self.due.borrow_mut();
+        if due.get(&checked.file) == Some(&checked.event) {
+            due.remove(&checked.file);
+        }
     }
 }
 
@@ -64,25 +82,46 @@ impl Looks {
 mod tests {
     use super::*;
 
+    fn files(looks: &Looks) -> Vec<FileId> {
+        looks.all_due().into_iter().map(|due| due.file).collect()
+    }
+
     #[test]
     fn only_open_files_are_due() {
         let (looks, one, other) = (Looks::default(), FileId::of_numbers(0, 5), FileId::of_numbers(0, 6));
         looks.is_due(one);
-        assert!(looks.take().is_empty());
+        assert!(files(&looks).is_empty());
         looks.opened(one);
         looks.opened(one);
         looks.opened(other);
         looks.closed(one);
         looks.closed(other);
-        assert_eq!(looks.take(), HashSet::from_iter([one]));
-        assert!(looks.take().is_empty());
+        assert_eq!(files(&looks), [one]);
+        looks.is_checked(&looks.one_due(one).unwrap());
+        assert!(files(&looks).is_empty() && looks.one_due(one).is_none());
         looks.is_due(one);
         looks.is_due(other);
-        assert_eq!(looks.take(), HashSet::from_iter([one]));
-        looks.is_due(one);
-        assert!(looks.take_one(one) && !looks.take_one(one));
-        looks.is_due(one);
+        assert_eq!(files(&looks), [one]);
         looks.closed(one);
-        assert!(looks.take().is_empty() && looks.handles.borrow().is_empty());
+        assert!(files(&looks).is_empty() && looks.handles.borrow().is_empty());
+    }
+
+    /// Regression: who got a lock during a check did not wait for it, and appended at an old end.
+    #[test]
+    fn a_file_is_due_until_a_check_has_ended_that_began_after_its_last_event() {
+        let (looks, file) = (Looks::default(), FileId::of_numbers(0, 5));
+        looks.opened(file);
+        let begun = looks.one_due(file).unwrap();
+        assert_eq!(files(&looks), [file], "a check runs");
+        looks.is_due(file);
+        looks.is_checked(&begun);
+        assert_eq!(files(&looks), [file], "something happened during the check");
+        let begun = looks.one_due(file).unwrap();
+        looks.closed(file);
+        looks.opened(file);
+        looks.is_checked(&begun);
+        assert_eq!(files(&looks), [file], "it was opened during the check");
+        looks.is_checked(&looks.one_due(file).unwrap());
+        assert!(files(&looks).is_empty());
     }
 }

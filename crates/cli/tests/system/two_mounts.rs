@@ -52,6 +52,7 @@ fn two_mounts_show_one_file_system() {
     growth_is_seen_without_a_look(&mounts);
     programs_with_maps_take_turns(&mounts);
     growth_is_known_before_it_matters(&mounts);
+    appends_under_locks_are_at_the_end(&mounts);
     cached_names_are_never_old(&store, &mounts);
     listings_are_never_old(&mounts);
     moved_names_are_never_old(&store, &mounts);
@@ -786,6 +787,36 @@ for n in range(12):
         os.close(fd)
 ";
     run_python("sizes", script, mounts);
+}
+
+/// Regression: a program that got a lock appended over what another mount had just added, if the mount was
+/// checking sizes at that moment.
+fn appends_under_locks_are_at_the_end(mounts: &[PathBuf; 2]) {
+    let script = "
+import fcntl, os, sys, time
+until = time.monotonic() + 4
+def appends(number):
+    mine, theirs = (os.path.join(m, 'appended-%d' % number) for m in sys.argv[1:])
+    a = os.open(mine, os.O_RDWR | os.O_CREAT)
+    b = os.open(theirs, os.O_RDWR | os.O_APPEND)
+    size = 0
+    while time.monotonic() < until:
+        os.write(b, b'2' * 100)
+        fcntl.flock(a, fcntl.LOCK_EX)
+        os.pwritev(a, [b'b' * 10], 0, os.RWF_APPEND)
+        fcntl.flock(a, fcntl.LOCK_UN)
+        size += 110
+        assert os.fstat(b).st_size == size, (os.fstat(b).st_size, size)
+    return size > 0
+children = []
+for number in range(4):
+    child = os.fork()
+    if child == 0:
+        os._exit(not appends(number))
+    children.append(child)
+assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+";
+    run_python("appends under locks", script, mounts);
 }
 
 /// A process loses its lock when it closes the file, not when a handle is released that it used earlier.

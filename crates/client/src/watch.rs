@@ -50,6 +50,19 @@ pub(crate) async fn watch_task(session: Rc<Session>) {
             // The reply may be about the time before this client has left.
             _ if leases.times_left() != left => {}
             true => leases.become_alone(),
+            false if leases.says_alone() => {
+                tracing::error!(
+                    "the service names this client the sole one no more and has not asked it first"
+                );
+                leases.become_shared();
+                let (asked, grant) = (session.clone(), leases.seen());
+                let give_up = async move {
+                    if let Err(failure) = give_up_everything(&asked, grant, era).await {
+                        tracing::error!(%failure, "not everything could be given up");
+                    }
+                };
+                session.env().spawn("not alone", Box::pin(give_up));
+            }
             // Also a client that uses only names, and never asks for a lease, may be beside others.
             false => leases.meet_others(),
         }

@@ -10,17 +10,18 @@
 //! asks about that number fails with ESTALE, upon which it looks the name up again.
 //!
 //! The kernel looks up each of the two names twice if it had another file by that name before. So the last
-//! few lookups of a thread count, until it asks for something else.
+//! few lookups of a thread count, until it asks for something else. They count however long ago they were:
+//! the second may wait for a recovery, or this process may be stopped. Of too many threads the one goes that
+//! has not looked up anything for longest, but none with a lookup that is being served, so a flood of threads
+//! between the two lookups of a rename must fit into the time that the kernel takes from one to the next.
 
 use penstock_base::{FileId, HashMap};
 use std::cell::RefCell;
-use std::time::Duration;
+use std::collections::BTreeMap;
 
-/// The time for which a lookup counts. In a rename the next one follows at once.
-const COUNTS: Duration = Duration::from_secs(10);
 /// The number of lookups in a row that count.
 const IN_A_ROW: usize = 4;
-/// Most threads that are remembered. The lookups of others do not count.
+/// Most threads that are remembered.
 const MOST: usize = 4096;
 
 /// A name in a directory.
@@ -30,57 +31,81 @@ struct Lookup {
     file: FileId,
     dir: FileId,
     name: Box<[u8]>,
-    at: Duration,
 }
 
-/// The last lookups of threads, by their numbers.
+/// The last lookups of one thread, the newest last. A request has it while it is served.
 #[derive(Default)]
-pub(crate) struct LastLookups {
-    threads: RefCell<HashMap<u32, Vec<Lookup>>>,
-}
+pub(crate) struct Row(Vec<Lookup>);
 
-impl LastLookups {
-    /// Another name by which a thread has just got this file.
-    pub(crate) fn other(
-        &self,
-        thread: u32,
-        file: FileId,
-        (dir, name): Place<'_>,
-        now: Duration,
-    ) -> Option<(FileId, Box<[u8]>)> {
-        let threads = self.threads.borrow();
-        let is_other = |last: &&Lookup| {
-            last.file == file && now < last.at + COUNTS && (last.dir, &*last.name) != (dir, name)
-        };
-        let last = threads.get(&thread)?.iter().rfind(is_other)?;
-        Some((last.dir, last.name.clone()))
+impl Row {
+    /// Another name by which the thread has just got this file.
+    pub(crate) fn other(&self, file: FileId, place: Place<'_>) -> Option<Place<'_>> {
+        let is_other = |last: &&Lookup| last.file == file && (last.dir, &*last.name) != place;
+        self.0.iter().rfind(is_other).map(|last| (last.dir, &*last.name))
     }
 
-    /// A thread gets a file by this name. Threads that this mount cannot tell apart have the number 0.
-    pub(crate) fn gets(&self, thread: u32, file: FileId, (dir, name): Place<'_>, now: Duration) {
-        if thread == 0 {
-            return;
+    /// The thread gets a file by this name.
+    pub(crate) fn gets(&mut self, file: FileId, (dir, name): Place<'_>) {
+        self.0.retain(|last| (last.dir, &*last.name) != (dir, name));
+        if self.0.len() >= IN_A_ROW {
+            self.0.remove(0);
         }
-        let mut threads = self.threads.borrow_mut();
-        if threads.len() >= MOST {
-            threads.retain(|_, lookups| lookups.iter().any(|lookup| now < lookup.at + COUNTS));
+        self.0.push(Lookup { file, dir, name: name.into() });
+    }
+}
+
+#[derive(Default)]
+struct Threads {
+    /// The row of each thread, with the number of the time when it was kept.
+    rows: HashMap<u32, (u64, Row)>,
+    /// The threads by these numbers.
+    kept: BTreeMap<u64, u32>,
+    last: u64,
+}
+
+impl Threads {
+    fn take(&mut self, thread: u32) -> Option<Row> {
+        let (number, row) = self.rows.remove(&thread)?;
+        self.kept.remove(&number);
+        Some(row)
+    }
+
+    fn keep(&mut self, thread: u32, row: Row) {
+        self.take(thread);
+        if self.rows.len() >= MOST {
+            let (_, oldest) = self.kept.pop_first().expect("every row has a number");
+            self.rows.remove(&oldest);
         }
-        if threads.len() >= MOST && !threads.contains_key(&thread) {
-            return;
+        self.last += 1;
+        self.rows.insert(thread, (self.last, row));
+        self.kept.insert(self.last, thread);
+        assert_eq!(self.rows.len(), self.kept.len(), "every row has a number");
+    }
+}
+
+/// The last lookups of threads, by their numbers. Threads that this mount cannot tell apart have the number 0
+/// and are not remembered.
+#[derive(Default)]
+pub(crate) struct LastLookups(RefCell<Threads>);
+
+impl LastLookups {
+    /// Takes the row of a thread out, while a lookup of it is served.
+    pub(crate) fn take(&self, thread: u32) -> Row {
+        self.0.borrow_mut().take(thread).unwrap_or_default()
+    }
+
+    /// Puts the row of a thread back.
+    pub(crate) fn keep(&self, thread: u32, row: Row) {
+        if thread != 0 && !row.0.is_empty() {
+            self.0.borrow_mut().keep(thread, row);
         }
-        let lookups = threads.entry(thread).or_default();
-        lookups.retain(|last| (last.dir, &*last.name) != (dir, name));
-        if lookups.len() >= IN_A_ROW {
-            lookups.remove(0);
-        }
-        lookups.push(Lookup { file, dir, name: name.into(), at: now });
     }
 
     /// A thread asks for something other than a name.
     pub(crate) fn asks(&self, thread: u32) {
-        let mut threads = self.threads.borrow_mut();
-        if !threads.is_empty() {
-            threads.remove(&thread);
+        let mut threads = self.0.borrow_mut();
+        if !threads.rows.is_empty() {
+            threads.take(thread);
         }
     }
 }
@@ -91,27 +116,41 @@ mod tests {
 
     const DIR: FileId = FileId::of_numbers(0, 7);
     const FILE: FileId = FileId::of_numbers(0, 8);
-    const NOW: Duration = Duration::from_secs(100);
+
+    fn gets(last: &LastLookups, thread: u32, file: FileId, name: &[u8]) {
+        let mut row = last.take(thread);
+        row.gets(file, (DIR, name));
+        last.keep(thread, row);
+    }
+
+    fn is_other(last: &LastLookups, thread: u32, file: FileId, place: Place<'_>) -> bool {
+        let row = last.take(thread);
+        let is_other = row.other(file, place).is_some();
+        last.keep(thread, row);
+        is_other
+    }
 
     #[test]
     fn the_last_lookup_of_a_thread_counts_until_it_asks_for_something_else() {
         let last = LastLookups::default();
-        let other = |thread, file, name: &[u8]| last.other(thread, file, (DIR, name), NOW);
-        last.gets(1, FILE, (DIR, b"old"), NOW);
-        assert_eq!(other(1, FILE, b"new"), Some((DIR, b"old".as_slice().into())));
-        assert_eq!(other(1, FILE, b"new"), other(1, FILE, b"new"), "also if the kernel looks up again");
-        assert!(last.other(1, FILE, (FILE, b"old"), NOW).is_some(), "the same name in another directory");
-        assert!(other(1, FILE, b"old").is_none() && other(1, DIR, b"new").is_none());
-        assert!(other(2, FILE, b"new").is_none(), "another thread");
-        assert!(last.other(1, FILE, (DIR, b"new"), NOW + COUNTS).is_none(), "long after");
+        let other = |thread, file, name: &[u8]| is_other(&last, thread, file, (DIR, name));
+        gets(&last, 1, FILE, b"old");
+        assert!(other(1, FILE, b"new") && other(1, FILE, b"new"), "also if the kernel looks up again");
+        let row = last.take(1);
+        assert_eq!(row.other(FILE, (DIR, b"new")), Some((DIR, b"old".as_slice())));
+        assert_eq!(row.other(FILE, (FILE, b"old")), Some((DIR, b"old".as_slice())), "in another directory");
+        assert!(!other(1, FILE, b"new"), "the row is taken");
+        last.keep(1, row);
+        assert!(!other(1, FILE, b"old") && !other(1, DIR, b"new"));
+        assert!(!other(2, FILE, b"new"), "another thread");
         last.asks(2);
-        assert!(other(1, FILE, b"new").is_some());
-        last.gets(1, FILE, (DIR, b"new"), NOW);
-        assert!(other(1, FILE, b"old").is_some() && other(1, FILE, b"new").is_some());
+        assert!(other(1, FILE, b"new"));
+        gets(&last, 1, FILE, b"new");
+        assert!(other(1, FILE, b"old") && other(1, FILE, b"new"));
         last.asks(1);
-        assert!(other(1, FILE, b"old").is_none(), "it asked for something else");
-        last.gets(0, FILE, (DIR, b"old"), NOW);
-        assert!(other(0, FILE, b"new").is_none(), "it may be another thread");
+        assert!(!other(1, FILE, b"old"), "it asked for something else");
+        gets(&last, 0, FILE, b"old");
+        assert!(!other(0, FILE, b"new"), "it may be another thread");
     }
 
     /// Regression: the kernel had a file by the new name that had been replaced. It looked up the new name,
@@ -119,8 +158,8 @@ mod tests {
     #[test]
     fn a_name_that_is_looked_up_twice_hides_no_other() {
         let last = LastLookups::default();
-        let gets = |file, name: &[u8]| last.gets(1, file, (DIR, name), NOW);
-        let is_other = |name: &[u8]| last.other(1, FILE, (DIR, name), NOW).is_some();
+        let gets = |file, name: &[u8]| gets(&last, 1, file, name);
+        let is_other = |name: &[u8]| is_other(&last, 1, FILE, (DIR, name));
         let third = FileId::of_numbers(0, 9);
         gets(FILE, b"old");
         gets(third, b"new");
@@ -134,17 +173,22 @@ mod tests {
         assert!(!is_other(b"new"), "no rename looks up so much");
     }
 
+    /// Regression: once 4,096 threads had looked up a name each, no other was remembered, so that many short
+    /// programs made two mounts say that they had moved the same file.
     #[test]
-    fn the_threads_are_bounded() {
+    fn of_too_many_threads_the_oldest_goes() {
         let last = LastLookups::default();
-        let gets = |thread, now| last.gets(thread, FILE, (DIR, b"old"), now);
-        let counts = |thread, now| last.other(thread, FILE, (DIR, b"new"), now).is_some();
+        let counts = |thread| last.0.borrow().rows.contains_key(&thread);
         let most = MOST as u32;
-        (1..=most + 1).for_each(|thread| gets(thread, NOW));
-        assert!(counts(most, NOW) && !counts(most + 1, NOW), "one too many");
-        gets(1, NOW + Duration::from_secs(1));
-        gets(most + 1, NOW + COUNTS);
-        assert!(counts(1, NOW + COUNTS) && counts(most + 1, NOW + COUNTS));
-        assert_eq!(last.threads.borrow().len(), 2, "the old ones have gone");
+        (1..=most).for_each(|thread| gets(&last, thread, FILE, b"old"));
+        gets(&last, 1, FILE, b"old");
+        let served = last.take(2);
+        (most + 1..=2 * most).for_each(|thread| gets(&last, thread, FILE, b"old"));
+        assert!(!counts(1) && !counts(most) && counts(most + 1) && counts(2 * most));
+        last.keep(2, served);
+        assert!(counts(2) && !counts(most + 1) && counts(most + 2));
+        assert_eq!(last.0.borrow().rows.len(), MOST);
+        (1..=2 * most).for_each(|thread| last.asks(thread));
+        assert!(last.0.borrow().rows.is_empty() && last.0.borrow().kept.is_empty());
     }
 }

@@ -3,7 +3,7 @@
 use crate::abi::{BatchForgetIn, CreateIn, ForgetOne, MkdirIn, MknodIn, Rename2In, op};
 use crate::attr::{entry, errno, stranger};
 use crate::device::{Answer, Request};
-use crate::last_lookups::Place;
+use crate::last_lookups::{Place, Row};
 use crate::nodes::is_directory;
 use crate::session::{NamesOf, Session};
 use penstock_base::FileId;
@@ -56,35 +56,52 @@ impl Session {
 
     pub(crate) async fn lookup(&self, request: &Request) -> Result<Answer, Errno> {
         let (names, name) = (self.names_of(request.file), request.name(0, 0)?);
+        let (last, thread) = (&self.cache.last_lookups, request.header.pid);
+        let row = (!self.client.is_alone()).then(|| last.take(thread));
         let found = self.client.lookup(request.file, name).await;
-        if let Ok(attr) = &found
-            && !self.client.is_alone()
-        {
-            let (thread, place, now) = (request.header.pid, (request.file, name), self.cache.env().now());
-            let last = &self.cache.last_lookups;
-            if let Some((dir, other)) = last.other(thread, attr.file(), place, now)
-                && !self.are_together(attr, (dir, &other), place).await?
-            {
+        if row.is_some() || !self.client.is_alone() {
+            let mut row = row.unwrap_or_else(|| last.take(thread));
+            let is_stranger = match &found {
+                Ok(attr) => self.is_stranger(attr, (request.file, name), &mut row).await,
+                Err(_) => false,
+            };
+            last.keep(thread, row);
+            if let Some(attr) = found.as_ref().ok().filter(|_| is_stranger) {
                 return Ok(Answer::of(&stranger(&self.nodes, attr)));
             }
-            last.gets(thread, attr.file(), place, now);
         }
         self.entry(names, name, found)
     }
 
+    /// Notes a file that a thread gets by a name. Returns true if it must not get it: it has just got it by
+    /// another one, and not both are known to be there at one moment.
+    async fn is_stranger(&self, attr: &Attr, place: Place<'_>, row: &mut Row) -> bool {
+        if let Some(other) = row.other(attr.file(), place) {
+            // An error of the other name says nothing about this one.
+            let found = self.are_together(attr, other, place).await;
+            let are_together = found.unwrap_or_else(|failure| {
+                tracing::debug!(%failure, "two names of a file cannot be looked at together");
+                false
+            });
+            if !are_together {
+                return true;
+            }
+        }
+        row.gets(attr.file(), place);
+        false
+    }
+
     /// True if two names are names of one file at one moment. False if they are not, or if others change
     /// their directories all the time.
-    async fn are_together(&self, attr: &Attr, one: Place<'_>, other: Place<'_>) -> Result<bool, Errno> {
+    async fn are_together(&self, attr: &Attr, one: Place<'_>, other: Place<'_>) -> Result<bool, Failure> {
         if attr.nlink <= 1 || is_directory(attr) {
             return Ok(false);
         }
         for _ in 0..TOGETHER_TRIES {
             let before = self.changed([one.0, other.0]).await?;
             for (dir, name) in [one, other] {
-                match self.client.lookup(dir, name).await.map_err(|failure| errno(&failure)) {
-                    Ok(found) if found.file() == attr.file() => {}
-                    Ok(_) | Err(Errno::NOENT | Errno::STALE) => return Ok(false),
-                    Err(error) => return Err(error),
+                if self.client.lookup(dir, name).await?.file() != attr.file() {
+                    return Ok(false);
                 }
             }
             if self.changed([one.0, other.0]).await? == before {
@@ -95,10 +112,10 @@ impl Session {
     }
 
     /// The times at which two directories were changed last.
-    async fn changed(&self, dirs: [FileId; 2]) -> Result<[Time; 2], Errno> {
+    async fn changed(&self, dirs: [FileId; 2]) -> Result<[Time; 2], Failure> {
         let mut times = [Time::default(); 2];
         for (time, dir) in times.iter_mut().zip(dirs) {
-            *time = self.client.get_attr(dir).await.map_err(|failure| errno(&failure))?.ctime;
+            *time = self.client.get_attr(dir).await?.ctime;
         }
         Ok(times)
     }

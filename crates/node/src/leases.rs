@@ -22,7 +22,7 @@ pub(crate) async fn run(node: Rc<Node>) {
             node.clients.renew_leases();
             continue;
         }
-        for (session, locks) in node.clients.take_refused_locks() {
+        for (session, locks) in node.clients.take_lost_locks() {
             let text = format!(
                 "session {session} lost {locks} locks over the restart: another one has said that they were its own, \
                  or there are too many"

@@ -10,7 +10,7 @@ mod guards;
 
 use crate::leases::{Asked, Leases, Leaving, now_or_again, too_many};
 use crate::locks::Locks;
-use crate::recovery::{LockPlace, MOST_REFUSED, MOST_REPEATED_BYTES, Reclaimed, Recovery, Refused};
+use crate::recovery::{MOST_REPEATED_BYTES, Reclaimed, Recovery, Refused};
 use crate::rows::{SessionRow, result_key, session_key};
 use crate::table::{LEASE, Request, Seen, SessionHoldings, SessionInfo, Sessions, ended};
 use crate::unanswered::{Oldest, Unanswered};
@@ -29,7 +29,7 @@ use penstock_wire::{Failure, Header, Kind, SESSIONS, SLOTS};
 use prost::Message;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -41,6 +41,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The least time that a client has for its answer to a call. It may have to drop and sync much, while its
 /// host is busy.
 const LEAST_TO_ANSWER: Duration = Duration::from_secs(10);
+
+/// A session may be the one for which the others wait in a recovery for so many lease times in all.
+const MOST_SHARE: u32 = 10;
 
 /// Most leases and answers in one Watch. Clients send some 8,192.
 const MOST_TOLD: usize = 1 << 14;
@@ -91,8 +94,6 @@ pub struct Clients {
     locks: RefCell<Locks>,
     /// Wakes the Watch request of each session.
     watching: RefCell<BTreeMap<u64, Rc<Notify>>>,
-    /// The locks that each session had before the restart and could not get back.
-    refused_locks: RefCell<BTreeMap<u64, BTreeSet<LockPlace>>>,
     /// Notified when leases change, for a stop.
     changed: Notify,
     /// Notified when a request has been executed.
@@ -115,7 +116,7 @@ impl Clients {
         assert!(generation > 0, "0 is the number of no start");
         let (sessions, ended) = Sessions::load(kv, env.now()).await?;
         let mut recovery = Recovery::new(ended);
-        sessions.owing().for_each(|session| recovery.progressed(session, env.now()));
+        recovery.begin_anew(sessions.owing(), env.now());
         Ok(Rc::new(Self {
             env: env.clone(),
             generation,
@@ -123,7 +124,6 @@ impl Clients {
             sessions: RefCell::new(sessions),
             locks: RefCell::default(),
             watching: RefCell::default(),
-            refused_locks: RefCell::default(),
             changed: Notify::new(),
             ended: Notify::new(),
             slots: RankedLocks::new(SLOT),
@@ -195,7 +195,7 @@ impl Clients {
         header: &Header,
         body: &[u8],
     ) -> Result<Option<RepeatTurn>, Failure> {
-        let RepeatRequest { change, start, .. } = RepeatRequest::decode(body).map_err(refused)?;
+        let RepeatRequest { kind, change, start, .. } = RepeatRequest::decode(body).map_err(refused)?;
         let (session, number) = (header.session, change.number);
         if number == 0 {
             return Err(refused("a change is numbered from 1"));
@@ -213,7 +213,8 @@ impl Clients {
         }
         let request = self.recovery.borrow_mut().wants(session, number);
         self.recovers.notify_waiters();
-        let mut turn = RepeatTurn { clients: self.clone(), session, number, has_come: false };
+        let mut turn =
+            RepeatTurn { clients: self.clone(), session, number, is_change: kind != 0, has_come: false };
         loop {
             let changed = self.recovers.notified();
             self.check_session(session)?;
@@ -258,22 +259,29 @@ impl Clients {
         self.recovery.borrow().unreported()
     }
 
-    /// Sessions that survived a restart, and for longer than their lease time have done nothing to recover,
-    /// 10 s at least (`LEAST_TO_ANSWER`). All others wait for them.
+    /// Sessions that survived a restart and must end, because all others wait for them: they have done
+    /// nothing to recover for longer than their lease time, 10 s at least (`LEAST_TO_ANSWER`), or something
+    /// for ten times as long. To be called several times in a lease time.
     pub fn stuck_in_recovery(&self) -> Vec<SessionInfo> {
         let mut infos = self.sessions();
+        let sessions = self.sessions.borrow();
+        let mut recovery = self.recovery.borrow_mut();
+        recovery.look(self.env.now(), &sessions.owing().collect(), |id| sessions.busy_since(id));
+        drop(recovery);
         infos.retain(|info| self.is_stuck_in_recovery(info));
         infos
     }
 
-    /// True if this session, that survived a restart, still does nothing to recover.
+    /// True if this session, that survived a restart, does nothing to recover, or has done something for too
+    /// long.
     pub fn is_stuck_in_recovery(&self, info: &SessionInfo) -> bool {
-        let limit = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
-        let since = limit.and_then(|limit| self.env.now().checked_sub(limit));
-        let is_stuck = |since| self.recovery.borrow().is_stuck(info.id, since);
+        let Some(limit) = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER)) else { return false };
+        let recovery = self.recovery.borrow();
+        let is_idle =
+            self.env.now().checked_sub(limit).is_some_and(|since| recovery.is_stuck(info.id, since));
         // The service may be suspended: a request that is being executed is no fault of its session.
         let is_busy = self.sessions.borrow().busy_since(info.id).is_some();
-        self.owes_opens(info.id) && !is_busy && since.is_some_and(is_stuck)
+        self.owes_opens(info.id) && (is_idle && !is_busy || recovery.held_up_by(info.id) > limit * MOST_SHARE)
     }
 
     /// Takes over the opens and locks that a client reports after a restart. `reclaimed` means that all have
@@ -292,11 +300,8 @@ impl Clients {
         for lock in locks {
             if let Err(Refused) = self.reclaim_lock(session, lock) {
                 reclaimed.refused_locks += 1;
-                let mut refused = self.refused_locks.borrow_mut();
-                let refused = refused.entry(session).or_default();
-                if refused.len() < MOST_REFUSED {
-                    refused.insert((lock.file(), lock.owner, lock.first));
-                }
+                let place = (lock.file(), lock.owner, lock.first);
+                self.recovery.borrow_mut().loses_lock(session, place);
             }
         }
         let mut sessions = self.sessions.borrow_mut();
@@ -331,10 +336,9 @@ impl Clients {
         Ok(reclaimed)
     }
 
-    /// Takes the sessions that lost locks over a restart, with the numbers of locks. A session is there again
-    /// if it asks once more.
-    pub fn take_refused_locks(&self) -> BTreeMap<u64, usize> {
-        self.refused_locks.take().into_iter().map(|(session, locks)| (session, locks.len())).collect()
+    /// Takes the sessions that lost locks over a restart, with the numbers of locks.
+    pub fn take_lost_locks(&self) -> BTreeMap<u64, usize> {
+        self.recovery.borrow_mut().take_lost_locks()
     }
 
     /// Restores a lock that a session had before a restart. It is refused if another session has said that
@@ -649,20 +653,11 @@ impl Clients {
             (session, Oldest { call, busy_since: sessions.busy_since(session), waits })
         };
         let oldest: BTreeMap<u64, Oldest> = calls.into_iter().map(oldest).collect();
-        let owed = self.unanswered.borrow_mut().look(self.env.now(), &oldest);
-        let overdue = |info: &SessionInfo| {
-            let limit = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
-            limit.is_some_and(|limit| owed.get(&info.id).is_some_and(|owed| *owed > limit))
-        };
-        let mut infos: Vec<SessionInfo> = sessions.infos(self.env.now());
-        infos.retain(overdue);
-        let to_end = Unanswered::to_end(&infos.iter().map(|info| (info.id, oldest[&info.id])).collect());
-        infos.retain(|info| to_end.contains(&info.id));
-        let with_call = |info: SessionInfo| {
-            let call = oldest[&info.id].call;
-            (info, call)
-        };
-        infos.into_iter().map(with_call).collect()
+        let infos = sessions.infos(self.env.now()).into_iter();
+        let mut infos: BTreeMap<u64, SessionInfo> = infos.map(|info| (info.id, info)).collect();
+        let limit = |session| infos.get(&session)?.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
+        let to_end = self.unanswered.borrow_mut().must_end(self.env.now(), &oldest, limit);
+        to_end.into_iter().filter_map(|id| Some((infos.remove(&id)?, oldest[&id].call))).collect()
     }
 
     /// True if a session has not answered a call yet.
@@ -685,9 +680,7 @@ impl Clients {
     pub fn renew_leases(&self) {
         self.sessions.borrow_mut().renew_all(self.env.now());
         self.unanswered.take();
-        let now = self.env.now();
-        let mut recovery = self.recovery.borrow_mut();
-        self.sessions.borrow().owing().for_each(|session| recovery.progressed(session, now));
+        self.recovery.borrow_mut().begin_anew(self.sessions.borrow().owing(), self.env.now());
     }
 
     /// True while removed files must stay, because clients may have them open and have not reported it yet.
@@ -968,7 +961,8 @@ impl Clients {
         is_early.then(|| LockReply { early: true, ..LockReply::default() }.encode_to_vec())
     }
 
-    /// Sets, tests or releases an advisory lock. ESTALE if the session has ended.
+    /// Sets, tests or releases an advisory lock. ESTALE if the session has ended. ENOLCK if it has too many
+    /// locks, or waits for too many.
     pub fn lock(&self, session: u64, user: u32, request: &LockRequest) -> Result<LockReply, Errno> {
         // A session that ended since this request was heard gets none: nobody would ever release it.
         if !self.is_live(session) {
@@ -977,7 +971,15 @@ impl Clients {
         if self.owe_opens() && request.change != i32::from(LockChange::Unlock) {
             return Ok(LockReply { early: true, ..LockReply::default() });
         }
-        let (reply, given_up) = self.locks.borrow_mut().change_for((session, user), request, false)?;
+        let waits = request.wait && !request.test;
+        // Its waits and the outcomes that it has not taken are bounded together.
+        let may_wait =
+            waits && self.leases.borrow().has_room_beside(session, self.locks.borrow().waits_of(session));
+        let wanted = LockRequest { wait: may_wait, ..request.clone() };
+        let (reply, given_up) = self.locks.borrow_mut().change_for((session, user), &wanted, false)?;
+        if reply.conflict.is_some() && waits && !may_wait {
+            return Err(Errno::NOLCK);
+        }
         if given_up {
             self.notify_unlocked(request.file());
         }

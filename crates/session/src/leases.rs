@@ -39,7 +39,6 @@
 //! revoked.
 
 mod attributes;
-mod by_session;
 mod calls;
 mod held;
 mod news;
@@ -358,8 +357,13 @@ impl Leases {
 
     /// True if one more request of a session may wait. News that it has not taken count too.
     fn has_room(&self, session: u64) -> bool {
+        self.has_room_beside(session, 0)
+    }
+
+    /// The same, beside this many of its requests that wait elsewhere.
+    pub(crate) fn has_room_beside(&self, session: u64, others: usize) -> bool {
         let news = self.news.get(&session).map_or(0, News::len);
-        self.waiting.has_room(session, news)
+        self.waiting.has_room(session, news + others)
     }
 
     /// False if a session gets no lease at all: another one owes everything, or it has left, or the service
@@ -447,7 +451,8 @@ impl Leases {
         if !self.has_room(session) {
             return Asked::TooMany;
         }
-        let waited = self.waiting.resizes(file, session);
+        let (waited, waited_for_any) =
+            (self.waiting.resizes(file, session), self.waiting.resizes_any(session));
         self.waiting.resize(file, session);
         if self.try_resize(session, file).is_some() {
             self.waiting.end_resize(file, session);
@@ -456,8 +461,8 @@ impl Leases {
         // Another one that waits for this session's lease can go on.
         match self.calls.owes_everything(session) {
             _ if waited => {}
-            true => self.serve_all_waiting(),
-            false => self.serve_waiting(file),
+            true if !waited_for_any => self.serve_all_waiting(),
+            _ => self.serve_waiting(file),
         }
         Asked::Waits
     }
@@ -717,10 +722,11 @@ impl Leases {
     /// The number up to which calls and news of a session fit in one reply. The rest comes with the next one,
     /// so what the session reports as seen is all that it was sent.
     fn part(&self, session: u64, seen: u64) -> u64 {
-        let news = self.news.get(&session).map(|news| news.numbers().collect()).unwrap_or_default();
-        let mut numbers: Vec<u64> = news;
-        // No more can count, as the news are not in order.
-        numbers.extend(self.calls.numbers_of(session, seen).take(MOST_AT_ONCE + 1));
+        // No more of a kind can count.
+        let most = MOST_AT_ONCE + 1;
+        let news = self.news.get(&session).map(|news| news.numbers(most).collect());
+        let mut numbers: Vec<u64> = news.unwrap_or_default();
+        numbers.extend(self.calls.numbers_of(session, seen).take(most));
         if numbers.len() <= MOST_AT_ONCE {
             return u64::MAX;
         }
@@ -729,12 +735,9 @@ impl Leases {
 
     /// News for a session; none if there are none.
     pub(crate) fn news(&mut self, session: u64, request: &WatchRequest) -> Option<WatchReply> {
+        // One that says so and is not has been told with the revocation of everything. It is not asked again:
+        // while it does not answer, nobody else gets anything.
         let alone = self.alone == Some(session);
-        if request.alone && !alone && !self.calls.owes_everything(session) {
-            // The client believes that it is alone and is not. Without a revocation it would repeat the
-            // question for ever.
-            self.call_everything(session);
-        }
         let call = |(number, call): (u64, Call)| {
             let FileId { branch, ino } = call.file.unwrap_or(FileId::of_numbers(0, 0));
             let (is_sync, attributes) = (call.scope == Scope::Sync, call.scope == Scope::Attributes);

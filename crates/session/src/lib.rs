@@ -13,6 +13,7 @@
 )]
 #![forbid(unsafe_code)]
 
+mod by_session;
 mod clients;
 mod counts;
 pub mod grants;

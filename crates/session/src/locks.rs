@@ -6,6 +6,7 @@
 //! Locks are in memory. After a restart each client reports its locks again. Until all clients have done so
 //! or have ended, requests for new locks are answered with "ask again".
 
+use crate::by_session::BySession;
 use crate::table::SessionHoldings;
 use penstock_base::range_locks::{RangeLock, RangeLocks};
 use penstock_base::{FileId, HashMap};
@@ -40,6 +41,10 @@ impl FileLocks {
         self.tables.iter().map(RangeLocks::len).sum()
     }
 
+    fn has_locks_of(&self, session: u64) -> bool {
+        self.tables.iter().any(|table| table.iter().any(|lock| lock.owner.0 == session))
+    }
+
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.tables.iter().all(RangeLocks::is_empty)
     }
@@ -50,7 +55,12 @@ impl FileLocks {
 pub(crate) struct Locks {
     files: HashMap<FileId, FileLocks>,
     /// Number of locks, for each session and user that has some.
-    held: HashMap<(u64, u32), usize>,
+    held: BTreeMap<(u64, u32), usize>,
+    /// The sums of each session, of root and of all others.
+    sums: BTreeMap<u64, [usize; 2]>,
+    /// The files of each session with locks of it, and below those where it waits for one.
+    locked: BySession,
+    waiting: BySession,
 }
 
 /// Changes of each user's number of locks; a user may be listed more than once.
@@ -83,11 +93,7 @@ impl Locks {
                 continue;
             }
             let grown = |locks: usize| locks.saturating_add_signed(by);
-            let alike = self
-                .held
-                .iter()
-                .filter(|((of, other), _)| *of == session && (*other == ROOT) == (uid == ROOT));
-            let of_session = alike.map(|(_, locks)| locks).sum();
+            let of_session = self.sums_of(session)[usize::from(uid != ROOT)];
             let in_file = || table.iter().filter(|lock| lock.uid == uid).count();
             let is_bounded = uid != ROOT && !granted;
             if grown(of_session) > MOST_OF_SESSION
@@ -159,8 +165,8 @@ impl Locks {
                 flock: request.flock,
                 ..LockRequest::default()
             });
-            if request.wait && !request.test {
-                file.waiting.insert(session);
+            if request.wait && !request.test && file.waiting.insert(session) {
+                self.waiting.add(session, request.file());
             }
             return Ok((reply, given_up));
         } else if request.test {
@@ -179,11 +185,21 @@ impl Locks {
             "the locks of a file grow as predicted"
         );
         for (uid, by) in growth {
-            let held = self.held.entry((session, uid)).or_default();
-            *held = held.checked_add_signed(by).expect("only what was counted goes");
-            if *held == 0 {
+            let grow = |count: &mut usize| {
+                *count = count.checked_add_signed(by).expect("only what was counted goes");
+                *count == 0
+            };
+            if grow(self.held.entry((session, uid)).or_default()) {
                 self.held.remove(&(session, uid));
             }
+            let sums = self.sums.entry(session).or_default();
+            if grow(&mut sums[usize::from(uid != ROOT)]) && *sums == [0, 0] {
+                self.sums.remove(&session);
+            }
+        }
+        match grown > 0 || file.has_locks_of(session) {
+            true => self.locked.add(session, request.file()),
+            false => self.locked.discard(session, request.file()),
         }
         Ok((reply, given_up))
     }
@@ -198,9 +214,19 @@ impl Locks {
         self.change_for((session, 0), request, granted)
     }
 
+    /// The numbers of locks of a session, of root and of all others.
+    fn sums_of(&self, session: u64) -> [usize; 2] {
+        self.sums.get(&session).copied().unwrap_or_default()
+    }
+
     /// The number of locks of a session.
     pub(crate) fn held_in(&self, session: u64) -> u64 {
-        self.held.iter().filter(|((of, _), _)| *of == session).map(|(_, locks)| *locks as u64).sum()
+        self.sums_of(session).into_iter().sum::<usize>() as u64
+    }
+
+    /// The number of files on which a session waits for a lock.
+    pub(crate) fn waits_of(&self, session: u64) -> usize {
+        self.waiting.count(session)
     }
 
     /// The number of locks of a user in a session.
@@ -212,6 +238,7 @@ impl Locks {
     pub(crate) fn take_waiting(&mut self, id: FileId) -> BTreeSet<u64> {
         let Some(file) = self.files.get_mut(&id) else { return BTreeSet::new() };
         let waiting = std::mem::take(&mut file.waiting);
+        waiting.iter().for_each(|session| self.waiting.remove(*session, id));
         if file.is_idle() {
             self.files.remove(&id);
         }
@@ -220,24 +247,33 @@ impl Locks {
 
     /// Removes all locks of a session that ends. Returns the inodes whose locks changed.
     pub(crate) fn end(&mut self, session: u64) -> Vec<FileId> {
-        let mut changed = Vec::new();
-        let mut held: usize = 0;
-        self.held.retain(|(of, _), locks| {
-            held += if *of == session { *locks } else { 0 };
-            *of != session
-        });
-        let mut removed = 0;
-        for (id, file) in &mut self.files {
-            let before = file.count();
-            file.tables.iter_mut().for_each(|table| table.retain(|owner| owner.0 != session));
+        let held = self.held_in(session);
+        let users: Vec<(u64, u32)> =
+            self.held.range((session, 0)..=(session, u32::MAX)).map(|(user, _)| *user).collect();
+        for user in users {
+            self.held.remove(&user);
+        }
+        self.sums.remove(&session);
+        for id in self.waiting.take(session) {
+            let file = self.files.get_mut(&id).expect("a file on which somebody waits is listed");
             file.waiting.remove(&session);
-            if before != file.count() {
-                changed.push(*id);
-                removed += before - file.count();
+            if file.is_idle() {
+                self.files.remove(&id);
             }
         }
-        debug_assert_eq!(removed, held, "all locks of session {session} were counted");
-        self.files.retain(|_, file| !file.is_idle());
+        let mut removed = 0;
+        let mut changed = Vec::new();
+        for id in self.locked.take(session) {
+            let file = self.files.get_mut(&id).expect("a file with locks is listed");
+            let before = file.count();
+            file.tables.iter_mut().for_each(|table| table.retain(|owner| owner.0 != session));
+            removed += before - file.count();
+            changed.push(id);
+            if file.is_idle() {
+                self.files.remove(&id);
+            }
+        }
+        assert_eq!(removed as u64, held, "all locks of session {session} were counted");
         changed
     }
 }

@@ -14,11 +14,12 @@
 //! - a change is repeated only when no smaller number can come any more, unless its session has ended;
 //! - a change is wanted as long as one request for it is here, however many came and were given up before. It
 //!   waits also while its connection is lost: links that break all the time are never all there;
-//! - a session that makes no progress, and does not wait for others, ends: the others wait for it.
+//! - a session that makes no progress, and does not wait for others, ends: the others wait for it. So does
+//!   one for which they have waited for long in all: what it does may be for show, and go on for ever.
 
 use crate::counts::Counts;
 use penstock_base::FileId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Longest request for a change that a client makes again: more than the longest extended attribute.
@@ -40,7 +41,7 @@ pub(crate) struct Refused;
 pub(crate) type LockPlace = (FileId, u64, u64);
 
 /// Most locks of a session that are remembered because it did not get them back.
-pub(crate) const MOST_REFUSED: usize = 4096;
+const MOST_REFUSED: usize = 4096;
 
 /// Most requests of a session that wait for their turn. A client has one, and sends it again over each new
 /// connection.
@@ -60,6 +61,12 @@ pub(crate) struct Recovery {
     made: BTreeMap<u64, u64>,
     /// When each session was last heard with something that is a part of it.
     progress: BTreeMap<u64, Duration>,
+    /// The locks that each session had before the restart and could not get back.
+    lost_locks: BTreeMap<u64, BTreeSet<LockPlace>>,
+    /// The time for which the others have waited for each session, known up to the time between two looks.
+    held_up: BTreeMap<u64, Duration>,
+    /// Time of the last look.
+    looked: Duration,
     /// Sessions that ended without a report, and changes that could not be made again.
     unreported: u64,
 }
@@ -121,6 +128,20 @@ impl Recovery {
         is_new
     }
 
+    /// A session does not get back a lock. More than `MOST_REFUSED` of one session are not counted.
+    pub(crate) fn loses_lock(&mut self, session: u64, place: LockPlace) {
+        let lost = self.lost_locks.entry(session).or_default();
+        if lost.len() < MOST_REFUSED {
+            lost.insert(place);
+        }
+    }
+
+    /// Takes the sessions that have lost locks, with the numbers of locks.
+    pub(crate) fn take_lost_locks(&mut self) -> BTreeMap<u64, usize> {
+        let lost = std::mem::take(&mut self.lost_locks);
+        lost.into_iter().map(|(session, locks)| (session, locks.len())).collect()
+    }
+
     /// A change could not be made again.
     pub(crate) fn refused(&mut self) {
         self.unreported += 1;
@@ -129,6 +150,40 @@ impl Recovery {
     /// A session was heard with a part of its recovery.
     pub(crate) fn progressed(&mut self, session: u64, now: Duration) {
         self.progress.insert(session, now);
+    }
+
+    /// The time of these sessions begins at `now`: the process was not running before, or not able to hear
+    /// them.
+    pub(crate) fn begin_anew(&mut self, owing: impl Iterator<Item = u64>, now: Duration) {
+        owing.for_each(|session| self.progressed(session, now));
+        self.looked = now;
+    }
+
+    /// Counts the time since the last look for the sessions of `owing`, those that have not finished, for
+    /// which the others wait now. None counts for one with a request that has been executed since before
+    /// (`busy_since`).
+    pub(crate) fn look(
+        &mut self,
+        now: Duration,
+        owing: &BTreeSet<u64>,
+        busy_since: impl Fn(u64) -> Option<Duration>,
+    ) {
+        let looked = std::mem::replace(&mut self.looked, now);
+        let waits_for_others = |session: u64| {
+            let wanted = self.wanted.get(&session).and_then(Counts::first);
+            wanted.is_some_and(|number| !self.is_next(number, owing.iter().copied()))
+        };
+        let is_held_up = |session: u64| busy_since(session).is_some_and(|since| since <= looked);
+        let in_the_way =
+            owing.iter().copied().filter(|session| !waits_for_others(*session) && !is_held_up(*session));
+        for session in in_the_way.collect::<Vec<_>>() {
+            *self.held_up.entry(session).or_default() += now - looked;
+        }
+    }
+
+    /// The time for which the others have waited for a session in all.
+    pub(crate) fn held_up_by(&self, session: u64) -> Duration {
+        self.held_up.get(&session).copied().unwrap_or_default()
     }
 
     /// True if a session has made no progress since `since` and does not wait for others.
@@ -144,6 +199,7 @@ impl Recovery {
         self.told.remove(&session);
         self.made.remove(&session);
         self.progress.remove(&session);
+        self.held_up.remove(&session);
         self.unreported += u64::from(!has_reported);
     }
 
@@ -218,5 +274,34 @@ mod tests {
         assert!(recovery.is_stuck(1, s(100)));
         recovery.end(1, false);
         assert_eq!(recovery.unreported(), 4, "three had ended with the process");
+    }
+    /// Regression: a session that did something from time to time, whatever it was, held up the others for
+    /// ever.
+    #[test]
+    fn the_time_counts_in_which_the_others_wait_for_a_session() {
+        let mut recovery = Recovery::default();
+        let owing = BTreeSet::from([1, 2, 3]);
+        recovery.begin_anew(owing.iter().copied(), s(100));
+        let busy = |session| (session == 3).then_some(s(99));
+        let held_up = |recovery: &Recovery| [1, 2, 3].map(|session| recovery.held_up_by(session).as_secs());
+        recovery.look(s(106), &owing, busy);
+        assert_eq!(held_up(&recovery), [6, 6, 0], "a request of the third one takes long");
+        recovery.wants(1, 5);
+        recovery.wants(2, 9);
+        recovery.wants(3, 7);
+        recovery.look(s(112), &owing, |_| None);
+        assert_eq!(held_up(&recovery), [12, 6, 0], "it is the turn of the first one");
+        recovery.has_made(1, 5);
+        recovery.wants_no_more(1, 5);
+        recovery.wants(1, 10);
+        recovery.progressed(1, s(113));
+        recovery.look(s(118), &owing, |_| None);
+        assert_eq!(held_up(&recovery), [12, 6, 6], "and of the third one");
+        recovery.begin_anew(owing.iter().copied(), s(200));
+        recovery.look(s(206), &owing, |_| Some(s(203)));
+        assert_eq!(held_up(&recovery), [12, 6, 12], "what has begun since the last look is no excuse");
+        recovery.end(3, true);
+        recovery.look(s(212), &BTreeSet::from([1, 2]), |_| None);
+        assert_eq!(held_up(&recovery), [12, 12, 0]);
     }
 }

@@ -10,6 +10,10 @@
 //! nobody else may excuse it for ever. If all wait, they wait for each other, and one of them ends: that
 //! with the oldest call.
 //!
+//! A client that answers each call late, but in time, would still hold up the others for ever. So late time
+//! is added up: that of a call which is the oldest of its session at two looks in a row. It goes again with
+//! time in which nothing is late, at the same rate.
+//!
 //! Owns no calls and no sessions: it compares what it is shown from time to time. The time of a call is known
 //! only up to the interval between two looks.
 
@@ -37,6 +41,10 @@ struct Owed {
     first: Duration,
 }
 
+/// A session that is late again and again must end when its late time is so many times that which it has for
+/// one answer.
+const MOST_LATE: u32 = 2;
+
 /// The excuse of a session that waits itself counts for this many times the time that others have.
 const MOST_EXCUSED: u32 = 4;
 
@@ -45,6 +53,8 @@ const MOST_EXCUSED: u32 = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Unanswered {
     since: BTreeMap<u64, Owed>,
+    /// The late time of each session that has some.
+    late: BTreeMap<u64, Duration>,
     /// Time of the last look.
     looked: Duration,
 }
@@ -54,22 +64,38 @@ impl Unanswered {
     pub(crate) fn begin_anew(&mut self, now: Duration, sessions: impl Iterator<Item = u64>) {
         for session in sessions {
             self.since.entry(session).and_modify(|owed| owed.since = now);
+            self.late.remove(&session);
         }
     }
 
-    /// Those of the sessions that are overdue which must end: all that wait for nobody, else the one with the
-    /// oldest call.
-    pub(crate) fn to_end(overdue: &BTreeMap<u64, Oldest>) -> Vec<u64> {
-        let culprits: Vec<u64> =
-            overdue.iter().filter(|(_, one)| !one.waits).map(|(session, _)| *session).collect();
-        if !culprits.is_empty() {
-            return culprits;
+    /// Takes in the sessions that owe an answer now, as [`Self::look`] does, and returns those that must end.
+    /// `limit` returns the time that a session has; none for one that cannot end. Of those that are overdue
+    /// all must end that wait for nobody, else the one with the oldest call.
+    pub(crate) fn must_end(
+        &mut self,
+        now: Duration,
+        oldest: &BTreeMap<u64, Oldest>,
+        limit: impl Fn(u64) -> Option<Duration>,
+    ) -> Vec<u64> {
+        let owed = self.look(now, oldest);
+        let is_overdue = |session: &u64| {
+            limit(*session).is_some_and(|limit| owed[session] > limit || self.is_often_late(*session, limit))
+        };
+        let overdue: Vec<u64> = oldest.keys().copied().filter(is_overdue).collect();
+        let culprits: Vec<u64> = overdue.iter().copied().filter(|session| !oldest[session].waits).collect();
+        match culprits.is_empty() {
+            true => overdue.into_iter().min_by_key(|session| oldest[session].call).into_iter().collect(),
+            false => culprits,
         }
-        overdue.iter().min_by_key(|(_, one)| one.call).map(|(session, _)| *session).into_iter().collect()
+    }
+
+    /// True if a session that has `limit` for an answer has been late again and again.
+    fn is_often_late(&self, session: u64, limit: Duration) -> bool {
+        self.late.get(&session).is_some_and(|late| *late > limit * MOST_LATE)
     }
 
     /// Takes in the sessions that owe an answer now. Returns how long each has owed the same one.
-    pub(crate) fn look(&mut self, now: Duration, oldest: &BTreeMap<u64, Oldest>) -> BTreeMap<u64, Duration> {
+    fn look(&mut self, now: Duration, oldest: &BTreeMap<u64, Oldest>) -> BTreeMap<u64, Duration> {
         let looked = std::mem::replace(&mut self.looked, now);
         let known = std::mem::take(&mut self.since);
         // One that has just been called is not stuck: it will answer.
@@ -77,9 +103,15 @@ impl Unanswered {
             !one.waits && known.get(session).is_some_and(|owed| owed.call == one.call)
         };
         let is_another_stuck = oldest.iter().any(is_stuck);
+        let mut before = std::mem::take(&mut self.late);
         for (session, Oldest { call, busy_since, waits }) in oldest {
             let is_held_up = busy_since.is_some_and(|since| since <= looked);
             let is_excused = *waits && is_another_stuck;
+            let is_late = known.get(session).is_some_and(|owed| owed.call == *call);
+            if is_late && !is_held_up && !is_excused {
+                let late = before.remove(session).unwrap_or_default();
+                self.late.insert(*session, late + (now - looked));
+            }
             let owed = match known.get(session) {
                 Some(owed) if owed.call == *call && !is_held_up => {
                     Owed { since: if is_excused { now } else { owed.since }, ..*owed }
@@ -88,6 +120,8 @@ impl Unanswered {
             };
             self.since.insert(*session, owed);
         }
+        let left = before.into_iter().map(|(session, late)| (session, late.saturating_sub(now - looked)));
+        self.late.extend(left.filter(|(_, late)| !late.is_zero()));
         assert_eq!(self.since.len(), oldest.len(), "a session that owes nothing is forgotten");
         let counted = |owed: &Owed| (now - owed.since).max((now - owed.first) / MOST_EXCUSED);
         self.since.iter().map(|(session, owed)| (*session, counted(owed))).collect()
@@ -143,10 +177,9 @@ mod tests {
             let owed = unanswered.look(Duration::from_secs(now), &others);
             assert_eq!((owed[&7].as_secs(), owed[&8].as_secs()), (now - 200, 0));
         }
-        for now in [300, 306] {
-            unanswered.look(Duration::from_secs(now), &both);
-        }
-        assert_eq!(Unanswered::to_end(&both), [8]);
+        unanswered.look(Duration::from_secs(300), &both);
+        let five = |_| Some(Duration::from_secs(5));
+        assert_eq!(unanswered.must_end(Duration::from_secs(306), &both, five), [8]);
         // The other one is gone, and it has its time.
         let alone = BTreeMap::from([(7, owes(5, true))]);
         assert_eq!(unanswered.look(Duration::from_secs(312), &alone)[&7].as_secs(), 6);
@@ -168,6 +201,27 @@ mod tests {
         assert_eq!(owed.as_secs(), 99 * 6 / 4);
     }
 
+    /// Regression: a client that answered each call just in time, and was called again at once, held up the
+    /// others for ever.
+    #[test]
+    fn a_session_that_is_late_again_and_again_must_end() {
+        let limit = Duration::from_secs(30);
+        // Columns: looks in which a call is owed, pause after that in looks, and the look at which it is
+        // often late. The first look at a call finds nothing late.
+        for (looks, pause, often) in
+            [(5, 0, Some(17)), (1, 0, None), (5, 5, None), (3, 1, None), (4, 0, Some(19))]
+        {
+            let mut unanswered = Unanswered::default();
+            let at = (0..200).find(|look| {
+                let (call, at) = (look / (looks + pause), look % (looks + pause));
+                let owed = (at < looks).then_some((7, owes(100 + call, false)));
+                unanswered.look(Duration::from_secs(1000 + 6 * look), &owed.into_iter().collect());
+                unanswered.is_often_late(7, limit)
+            });
+            assert_eq!(at, often, "{looks} looks, pause {pause}");
+        }
+    }
+
     #[test]
     fn of_sessions_that_wait_for_each_other_one_ends() {
         let mut unanswered = Unanswered::default();
@@ -175,7 +229,15 @@ mod tests {
         unanswered.look(Duration::from_secs(100), &all);
         let owed = unanswered.look(Duration::from_secs(106), &all);
         assert_eq!((owed[&7].as_secs(), owed[&8].as_secs()), (6, 6));
-        assert_eq!(Unanswered::to_end(&all), [8], "its call is the older one");
-        assert!(Unanswered::to_end(&BTreeMap::new()).is_empty());
+        let limit = |session| (session != 9).then_some(Duration::from_secs(5));
+        assert_eq!(
+            unanswered.must_end(Duration::from_secs(112), &all, limit),
+            [8],
+            "its call is the older one"
+        );
+        let endless = BTreeMap::from([(9, owes(1, false))]);
+        for now in [112, 200, 300] {
+            assert!(unanswered.must_end(Duration::from_secs(now), &endless, limit).is_empty());
+        }
     }
 }

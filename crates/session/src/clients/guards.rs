@@ -46,6 +46,8 @@ pub struct RepeatTurn {
     pub(super) clients: Rc<Clients>,
     pub(super) session: u64,
     pub(super) number: u64,
+    /// False for one that only waits for its turn.
+    pub(super) is_change: bool,
     /// False while the request waits. It may be given up with its connection.
     pub(super) has_come: bool,
 }
@@ -55,7 +57,7 @@ impl Drop for RepeatTurn {
         let is_new = {
             let mut recovery = self.clients.recovery.borrow_mut();
             recovery.wants_no_more(self.session, self.number);
-            self.has_come && recovery.has_made(self.session, self.number)
+            self.has_come && self.is_change && recovery.has_made(self.session, self.number)
         };
         if is_new {
             self.clients.progressed(self.session);

@@ -1,9 +1,13 @@
 use super::*;
+use crate::recovery::Reclaimed;
 use crate::rows::{all_results, all_sessions};
 use penstock_kv::MemKv;
 use penstock_sim::World;
 use penstock_wire::Kind;
-use penstock_wire::metadata::{FailedSync, Granted, LeaseCall, OpenCount, ReleasedLease, Unlocked};
+use penstock_wire::metadata::{
+    FailedSync, Granted, LeaseCall, LockChange, LockReply, LockRequest, OpenCount, PingRequest,
+    ReleasedLease, Unlocked,
+};
 
 fn id(ino: u64) -> FileId {
     FileId::of_numbers(0, ino)

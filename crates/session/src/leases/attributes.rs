@@ -10,7 +10,7 @@
 //! - while an inode's attributes are being changed, no other session has a lease on them or gets one;
 //! - the number of a lease is that of its first grant, for as long as the session has it without a break.
 
-use super::by_session::BySession;
+use crate::by_session::BySession;
 use crate::counts::Counts;
 use penstock_base::{FileId, HashMap};
 use std::time::Duration;

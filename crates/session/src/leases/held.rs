@@ -5,7 +5,7 @@
 //! - the files by session are exactly those of the leases;
 //! - a session has [`MOST`] leases at most.
 
-use super::by_session::BySession;
+use crate::by_session::BySession;
 use penstock_base::{FileId, HashMap};
 use std::collections::BTreeMap;
 

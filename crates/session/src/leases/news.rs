@@ -3,7 +3,7 @@
 //! Every item has a number of the one counter of the leases, and stays until the session has reported a
 //! number as high: a reply may be lost with its connection. So an item may be told twice.
 
-use penstock_base::FileId;
+use penstock_base::{FileId, HashMap};
 use penstock_wire::metadata::{Granted, Synced, Unlocked, WatchReply};
 use std::collections::BTreeMap;
 
@@ -14,8 +14,9 @@ pub(super) struct News {
     granted: BTreeMap<u64, (FileId, bool)>,
     /// Tickets that are done, by number, each with an errno; 0 if all have synced.
     synced: BTreeMap<u64, (u64, u16)>,
-    /// The files on which it may try again to get a lock.
-    unlocked: BTreeMap<FileId, u64>,
+    /// The files on which it may try again to get a lock, by number, and the number of each.
+    unlocked: BTreeMap<u64, FileId>,
+    unlocks: HashMap<FileId, u64>,
     /// Requests that were refused before this number may succeed now.
     again: Option<u64>,
 }
@@ -33,7 +34,10 @@ impl News {
 
     /// A lock of the file may be free.
     pub(super) fn unlock(&mut self, number: u64, file: FileId) {
-        self.unlocked.insert(file, number);
+        if let Some(before) = self.unlocks.insert(file, number) {
+            self.unlocked.remove(&before);
+        }
+        self.unlocked.insert(number, file);
     }
 
     /// Requests that were refused may succeed now.
@@ -45,7 +49,10 @@ impl News {
     pub(super) fn seen(&mut self, upto: u64) {
         self.granted = self.granted.split_off(&upto.saturating_add(1));
         self.synced = self.synced.split_off(&upto.saturating_add(1));
-        self.unlocked.retain(|_, number| *number > upto);
+        let later = self.unlocked.split_off(&upto.saturating_add(1));
+        for file in std::mem::replace(&mut self.unlocked, later).into_values() {
+            self.unlocks.remove(&file);
+        }
         self.again = self.again.filter(|number| *number > upto);
     }
 
@@ -54,10 +61,10 @@ impl News {
         self.granted.len() + self.synced.len() + self.unlocked.len()
     }
 
-    /// The numbers of all items.
-    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
-        let unlocked = self.unlocked.values().copied();
-        self.granted.keys().chain(self.synced.keys()).copied().chain(unlocked).chain(self.again)
+    /// The numbers of the first items, `most` of each kind.
+    pub(super) fn numbers(&self, most: usize) -> impl Iterator<Item = u64> {
+        let kinds = self.granted.keys().take(most).chain(self.synced.keys().take(most));
+        kinds.chain(self.unlocked.keys().take(most)).copied().chain(self.again)
     }
 
     /// True if there is nothing to tell.
@@ -78,11 +85,11 @@ impl News {
             ticket: *ticket,
             errno: (*errno).into(),
         });
-        let unlocked = self
-            .unlocked
-            .iter()
-            .filter(|(_, number)| **number <= upto)
-            .map(|(file, number)| Unlocked { ino: file.ino.0, branch: file.branch.0, number: *number });
+        let unlocked = self.unlocked.range(..=upto).map(|(number, file)| Unlocked {
+            ino: file.ino.0,
+            branch: file.branch.0,
+            number: *number,
+        });
         WatchReply {
             granted: granted.collect(),
             synced: synced.collect(),
@@ -123,7 +130,8 @@ mod tests {
         ] {
             news.seen(seen);
             assert_eq!(told(&news), left, "{seen} is seen");
-            assert!(news.numbers().all(|number| number > seen) && news.reply(seen) == WatchReply::default());
+            assert!(news.numbers(9).all(|number| number > seen) && news.reply(seen) == WatchReply::default());
+            assert_eq!(news.unlocked.len(), news.unlocks.len());
             assert!(!news.is_empty());
         }
         news.seen(u64::MAX);

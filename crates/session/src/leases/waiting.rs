@@ -4,10 +4,10 @@
 //! A session waits for one lease on a file at a time. A request for more than the first one asked for keeps
 //! its place. Everything here is counted by session, so that none fills the memory.
 
+use crate::by_session::BySession;
 use crate::counts::Counts;
 use penstock_base::{FileId, HashMap};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Bound;
 
 /// Most requests of a session that wait.
 pub(crate) const MOST_WAITING: usize = 1 << 16;
@@ -32,11 +32,13 @@ struct Ticket {
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     leases: HashMap<FileId, VecDeque<Wanted>>,
-    /// Changes of size, by file and session, and the other way round.
+    wanting: BySession,
+    /// Changes of size.
     resizing: BTreeSet<(FileId, u64)>,
-    resizers: BTreeSet<(u64, FileId)>,
+    resizers: BySession,
     /// Changes of other attributes and of names.
     changing: BTreeSet<(FileId, u64)>,
+    changers: BySession,
     joining: BTreeSet<u64>,
     /// By session and number of the client.
     tickets: BTreeMap<(u64, u64), Ticket>,
@@ -62,6 +64,7 @@ impl Waiting {
             Some(same) => same.exclusive |= wanted.exclusive,
             None => {
                 queue.push_back(wanted);
+                self.wanting.add(wanted.session, file);
                 self.counts.add(wanted.session);
             }
         }
@@ -88,6 +91,7 @@ impl Waiting {
         }
         assert!(ended <= 1, "session {session} waits once for a lease on {file}");
         if ended == 1 {
+            self.wanting.remove(session, file);
             self.counts.take(session, 1);
         }
         ended == 1
@@ -102,7 +106,7 @@ impl Waiting {
     /// A session waits to change the size of a file.
     pub(super) fn resize(&mut self, file: FileId, session: u64) {
         if self.resizing.insert((file, session)) {
-            self.resizers.insert((session, file));
+            self.resizers.add(session, file);
             self.counts.add(session);
         }
     }
@@ -110,7 +114,7 @@ impl Waiting {
     /// A session changes the size of a file now, or does not want to any more.
     pub(super) fn end_resize(&mut self, file: FileId, session: u64) {
         if self.resizing.remove(&(file, session)) {
-            assert!(self.resizers.remove(&(session, file)), "it is listed by session");
+            self.resizers.remove(session, file);
             self.counts.take(session, 1);
         }
     }
@@ -122,13 +126,7 @@ impl Waiting {
 
     /// True if a session waits to change the size of any file.
     pub(super) fn resizes_any(&self, session: u64) -> bool {
-        self.resized(session).next().is_some()
-    }
-
-    fn resized(&self, session: u64) -> impl Iterator<Item = FileId> {
-        let from = Bound::Included((session, FileId::of_numbers(0, 0)));
-        let until = Bound::Included((session, FileId::of_numbers(u64::MAX, u64::MAX)));
-        self.resizers.range((from, until)).map(|(_, file)| *file)
+        self.resizers.count(session) > 0
     }
 
     /// The sessions that wait to change the size of a file.
@@ -139,6 +137,7 @@ impl Waiting {
     /// A session waits to change the attributes of an inode.
     pub(super) fn change(&mut self, file: FileId, session: u64) {
         if self.changing.insert((file, session)) {
+            self.changers.add(session, file);
             self.counts.add(session);
         }
     }
@@ -146,6 +145,7 @@ impl Waiting {
     /// A session does not wait to change the attributes of an inode any more.
     pub(super) fn end_change(&mut self, file: FileId, session: u64) {
         if self.changing.remove(&(file, session)) {
+            self.changers.remove(session, file);
             self.counts.take(session, 1);
         }
     }
@@ -196,7 +196,8 @@ impl Waiting {
     #[cfg(test)]
     pub(super) fn is_anything_noted(&self) -> bool {
         let changes = !self.resizing.is_empty() || !self.changing.is_empty();
-        let nothing = self.leases.is_empty() && !changes && self.tickets.is_empty();
+        let is_listed = [&self.wanting, &self.resizers, &self.changers].iter().any(|list| !list.is_empty());
+        let nothing = self.leases.is_empty() && !changes && !is_listed && self.tickets.is_empty();
         !nothing || !self.counts.is_empty()
     }
 
@@ -208,15 +209,13 @@ impl Waiting {
 
     /// A session waits for nothing any more. Returns the files for which it did.
     pub(super) fn end(&mut self, session: u64) -> BTreeSet<FileId> {
-        let wants = |queue: &VecDeque<Wanted>| queue.iter().any(|wanted| wanted.session == session);
-        let wanted = self.leases.iter().filter(|(_, queue)| wants(queue)).map(|(file, _)| *file);
-        let mut files: BTreeSet<FileId> = wanted.collect();
+        let mut files: BTreeSet<FileId> = self.wanting.files(session).collect();
         files.iter().for_each(|file| assert!(self.end_want(*file, session), "it waits for {file}"));
-        let resized: Vec<FileId> = self.resized(session).collect();
+        let resized: Vec<FileId> = self.resizers.files(session).collect();
         resized.iter().for_each(|file| self.end_resize(*file, session));
         files.extend(resized);
-        let changed = self.changing.iter().filter(|(_, changer)| *changer == session).copied();
-        changed.collect::<Vec<_>>().into_iter().for_each(|(file, _)| self.end_change(file, session));
+        let changed: Vec<FileId> = self.changers.files(session).collect();
+        changed.into_iter().for_each(|file| self.end_change(file, session));
         self.joining.remove(&session);
         let tickets = self.tickets.range((session, 0)..=(session, u64::MAX)).map(|(ticket, _)| *ticket);
         for ticket in tickets.collect::<Vec<_>>() {
@@ -278,6 +277,6 @@ mod tests {
         waiting.end(1);
         assert!(waiting.has_room(1, 0) && waiting.take_joining().is_empty());
         assert!(waiting.tickets.is_empty() && waiting.resizing.is_empty() && waiting.leases.is_empty());
-        assert!(waiting.changing.is_empty());
+        assert!(waiting.changing.is_empty() && !waiting.is_anything_noted());
     }
 }

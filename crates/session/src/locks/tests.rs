@@ -260,12 +260,16 @@ fn locks_are_as_a_plain_list_of_bytes() {
 /// Compares every byte, and the counts of locks with the tables.
 fn assert_same(locks: &Locks, model: &Model, what: &str) {
     let mut found = Model::new();
-    let mut counts: HashMap<(u64, u32), usize> = HashMap::default();
+    let mut counts: BTreeMap<(u64, u32), usize> = BTreeMap::new();
+    let mut locked = BTreeSet::new();
+    let mut waiting = BTreeSet::new();
     for (ino, file) in &locks.files {
+        waiting.extend(file.waiting.iter().map(|session| (*session, *ino)));
         for (flock, table) in [false, true].into_iter().zip(&file.tables) {
             for lock in table.iter() {
                 let (session, _, owner) = lock.owner;
                 *counts.entry((session, lock.uid)).or_default() += 1;
+                locked.insert((session, *ino));
                 let bytes = found.entry((ino.ino.0, flock, session, owner)).or_default();
                 for byte in lock.first..=lock.last {
                     let before = bytes[byte as usize].replace((lock.exclusive, lock.uid));
@@ -277,5 +281,15 @@ fn assert_same(locks: &Locks, model: &Model, what: &str) {
     let expected = model.iter().filter(|(_, bytes)| bytes.iter().any(Option::is_some));
     assert_eq!(found, expected.map(|(of, bytes)| (*of, *bytes)).collect(), "{what}");
     assert_eq!(locks.held, counts, "{what}");
+    let mut sums: BTreeMap<u64, [usize; 2]> = BTreeMap::new();
+    for ((session, uid), count) in &counts {
+        sums.entry(*session).or_default()[usize::from(*uid != ROOT)] += count;
+    }
+    assert_eq!(locks.sums, sums, "{what}");
+    for (list, files) in [(&locks.locked, locked), (&locks.waiting, waiting)] {
+        let sessions = list.counts().map(|(session, _)| session);
+        let listed = sessions.flat_map(|session| list.files(session).map(move |file| (session, file)));
+        assert_eq!(listed.collect::<BTreeSet<_>>(), files, "{what}");
+    }
     assert!(locks.files.values().all(|file| !file.is_idle()), "{what}: a file without locks is forgotten");
 }

@@ -10,7 +10,8 @@ async fn repeat(clients: Rc<Clients>, env: Env, session: u64, number: u64, log: 
     let header = Header { session, ..Header::request(Kind::Repeat) };
     let change = Change { number, ..Change::default() };
     let start = GENERATION;
-    let body = RepeatRequest { kind: 0, body: Vec::new(), change, made: 0, start }.encode_to_vec();
+    let kind = Kind::Make as u32;
+    let body = RepeatRequest { kind, body: Vec::new(), change, made: 0, start }.encode_to_vec();
     clients.hear(&header).unwrap();
     let Ok(turn) = clients.turn_to_repeat(&header, &body).await else { return };
     env.sleep(Duration::from_millis(1)).await;
@@ -347,8 +348,43 @@ fn what_is_reported_once_more_is_no_progress() {
             assert_eq!(bench.clients.reclaim(SECOND, &late).unwrap().refused_locks, 1);
         }
         assert_eq!(stuck(), [FIRST, SECOND]);
-        assert_eq!(bench.clients.take_refused_locks(), [(SECOND, 1)].into());
-        assert!(bench.clients.take_refused_locks().is_empty());
+        assert_eq!(bench.clients.take_lost_locks(), [(SECOND, 1)].into());
+        assert!(bench.clients.take_lost_locks().is_empty());
+    });
+}
+
+/// Regression: a session that took turns and changed nothing, or that did something from time to time, held
+/// up a recovery for ever.
+#[test]
+fn neither_turns_nor_what_is_done_for_show_holds_up_a_recovery_for_ever() {
+    let stuck =
+        |bench: &Bench| bench.clients.stuck_in_recovery().iter().map(|info| info.id).collect::<Vec<_>>();
+    after_a_restart(&[FIRST, SECOND], async |bench| {
+        report(&bench.clients, SECOND);
+        for number in 1..8 {
+            bench.env.sleep(Duration::from_secs(5)).await;
+            let header = Header { session: FIRST, ..Header::request(Kind::Repeat) };
+            let change = Change { number, ..Change::default() };
+            let turn = RepeatRequest { change, start: GENERATION, ..RepeatRequest::default() };
+            drop(bench.clients.turn_to_repeat(&header, &turn.encode_to_vec()).await.unwrap());
+        }
+        assert_eq!(stuck(bench), [FIRST]);
+    });
+    after_a_restart(&[FIRST, SECOND], async |bench| {
+        report(&bench.clients, SECOND);
+        let mut looks = 0;
+        while stuck(bench).is_empty() {
+            bench.env.sleep(Duration::from_secs(6)).await;
+            match looks % 2 {
+                0 => repeat(bench.clients.clone(), bench.env.clone(), FIRST, looks + 1, Log::default()).await,
+                _ => {
+                    let commit = Header { session: FIRST, ..Header::request(Kind::Commit) };
+                    bench.clients.join_for(&commit, &[]).unwrap();
+                }
+            }
+            looks += 1;
+        }
+        assert_eq!(looks, 50, "ten lease times of 30 s, in looks");
     });
 }
 

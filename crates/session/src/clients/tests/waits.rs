@@ -248,3 +248,34 @@ fn a_lease_that_an_answer_needs_waits_for_no_other_answer() {
         assert!(first.borrow().is_some(), "it owes an answer and waits behind who waits for the answer");
     });
 }
+
+/// Regression: a session that never took the news that a lock may be free got any number of them.
+#[test]
+fn a_session_that_takes_no_news_of_locks_gets_a_limited_number() {
+    with_two_clients(async |bench| {
+        bench.join_both().await;
+        let lock = |ino, owner, change: LockChange| {
+            let wait = change != LockChange::Unlock;
+            let request =
+                LockRequest { ino, owner, last: 9, change: change.into(), wait, ..LockRequest::default() };
+            bench.clients.lock(FIRST, 0, &request)
+        };
+        const MOST: u64 = 1 << 16;
+        for ino in 1..=MOST {
+            lock(ino, 1, LockChange::Exclusive).unwrap();
+            assert!(lock(ino, 2, LockChange::Exclusive).unwrap().conflict.is_some());
+            if ino % 2 == 0 {
+                lock(ino, 1, LockChange::Unlock).unwrap();
+            }
+        }
+        assert!(lock(MOST + 1, 1, LockChange::Exclusive).unwrap().conflict.is_none());
+        assert_eq!(lock(MOST + 1, 2, LockChange::Exclusive), Err(Errno::NOLCK));
+        let mut free = bench.asker().news(FIRST).unlocked;
+        assert_eq!(free.len(), 4096, "the rest comes with the next");
+        free.sort_by_key(|unlocked| unlocked.number);
+        let seen =
+            WatchRequest { generation: GENERATION, seen: free[4095].number, ..WatchRequest::default() };
+        bench.clients.leases.borrow_mut().news(FIRST, &seen);
+        assert!(lock(MOST + 1, 2, LockChange::Exclusive).unwrap().conflict.is_some());
+    });
+}

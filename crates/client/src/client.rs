@@ -155,7 +155,7 @@ impl Client {
 
     /// Returns the current period as the sole client; `None` if there are others.
     pub fn owns_all(&self) -> Option<Ownership> {
-        self.session.leases().owns_all(self.session.restarts().changes())
+        self.session.owns_all()
     }
 
     /// Returns the current period in which no other client may change the file; `None` if others may.

@@ -105,6 +105,9 @@ impl Session {
 
     /// Returns the attributes of an inode.
     pub(crate) async fn attributes(&self, file: FileId) -> Result<Attr, Failure> {
+        if let Some(dir) = self.last_dir(file) {
+            return Ok(dir);
+        }
         let mark = self.recent().mark();
         self.newest(mark, self.ask_attributes(file, true).await?).await
     }

@@ -34,6 +34,7 @@ mod held_locks;
 mod hold;
 mod kept;
 mod kernel;
+mod last_dir;
 mod lease;
 mod lease_clock;
 mod leases;

@@ -12,7 +12,8 @@ use crate::file_state::{FileState, Files};
 use crate::held_locks::Locks;
 use crate::kept::Kept;
 use crate::kernel::Kernel;
-use crate::leases::Leases;
+use crate::last_dir::LastDir;
+use crate::leases::{Leases, Ownership};
 use crate::recent::RecentSyncs;
 use crate::recovering::Recovery;
 use crate::restarts::Restarts;
@@ -26,8 +27,8 @@ use penstock_base::{
 };
 use penstock_wire::data::{ChunkRef, SpaceRef, decode_reply, encode_commit, encode_space, encode_write};
 use penstock_wire::metadata::{
-    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, LockReply, LockRequest, RepeatRequest,
-    Reply, SetAttrRequest, Time,
+    Attr, AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, LockReply, LockRequest,
+    RepeatRequest, Reply, SetAttrRequest, Time,
 };
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
@@ -102,6 +103,7 @@ pub(crate) struct Session {
     restarts: Restarts,
     files: Files,
     recent: RecentSyncs,
+    last_dir: LastDir,
     leases: Rc<Leases>,
     kernel: Kernel,
     locks: Locks,
@@ -142,6 +144,7 @@ impl Session {
             restarts: Restarts::default(),
             files: Files::default(),
             recent: RecentSyncs::default(),
+            last_dir: LastDir::default(),
             leases: Rc::default(),
             kernel: Kernel::new(env),
             locks: Locks::default(),
@@ -357,9 +360,24 @@ impl Session {
         if !matches!(kind, Kind::Unlink | Kind::SetAttr) {
             self.kept.room().await?;
         }
-        let (sequence, reply) = self.once_in(async || self.slots.take().await, kind, branch, body).await?;
+        let (change, owned) = (self.last_dir.begins(), self.owns_all());
+        let (sequence, reply): (u64, R) =
+            self.once_in(async || self.slots.take().await, kind, branch, body).await?;
         self.keep((kind, branch, sequence), body, &reply, self.sent.names());
+        if let Some(dir) = reply.dir() {
+            change.leaves(dir, owned.filter(|_| owned == self.owns_all()));
+        }
         Ok(reply)
+    }
+
+    /// The current period as the sole client; `None` if there are others.
+    pub(crate) fn owns_all(&self) -> Option<Ownership> {
+        self.leases.owns_all(self.restarts.changes())
+    }
+
+    /// The directory that this client has changed last, if these are its attributes.
+    pub(crate) fn last_dir(&self, file: FileId) -> Option<Attr> {
+        self.last_dir.get(file, self.owns_all().filter(|_| !self.is_over()))
     }
 
     /// Keeps a change that was acknowledged, under this number of the changes that were sent.

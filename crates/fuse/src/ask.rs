@@ -6,6 +6,9 @@
 //! through the mount, and polls its size with statx(2) until the kernel knows the end; then the read is
 //! answered. A reply to a request for attributes would not do: when the kernel gets a new size in it, it
 //! truncates its pages there, and zeros what was written behind that end meanwhile.
+//!
+//! Under a lock that a program has just got, the size must also become smaller: the thread makes the kernel
+//! ask.
 #![allow(unsafe_code)]
 
 use crate::guard::connection_at;
@@ -70,21 +73,11 @@ impl Asker {
         }
         match timeout(&self.env, MOST_LOOKED, self.look_until(nodeid, size)).await {
             Some(Ok(())) => self.unseen.set(false),
-            Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
-                self.refused.set(true);
-                tracing::info!(
-                    "this user may not open files by handle: stores through a map behind the end of a file that another mount made longer may be lost"
-                );
-            }
             Some(Err(error)) => {
-                if !self.unseen.replace(true) {
-                    tracing::warn!(
-                    %error,
-                    nodeid,
-                    "no path leads to the mount: stores through a map behind the end of a file that another mount made longer may be lost"
-                    );
+                self.cannot_look(nodeid, &error);
+                if !self.refused.get() {
+                    self.env.sleep(UNSEEN).await;
                 }
-                self.env.sleep(UNSEEN).await;
             }
             None => {
                 tracing::warn!(nodeid, size, "the kernel does not take the size of a mapped file");
@@ -92,8 +85,37 @@ impl Asker {
         }
     }
 
-    async fn look_until(&self, nodeid: u64, size: u64) -> io::Result<()> {
-        let _turn = self.turns.acquire().await;
+    /// Makes the kernel ask for a file's attributes until it goes by the size in the reply, as far as this
+    /// process can. A notice tells it of a larger size only. The kernel must have nothing locked that the
+    /// reply to that request needs.
+    pub(crate) async fn until_asked(&self, nodeid: u64) {
+        if self.refused.get() {
+            return;
+        }
+        match timeout(&self.env, MOST_LOOKED, self.ask_until(nodeid)).await {
+            Some(Ok(())) => self.unseen.set(false),
+            Some(Err(error)) => self.cannot_look(nodeid, &error),
+            None => tracing::warn!(nodeid, "the kernel does not take the size of a file"),
+        }
+    }
+
+    fn cannot_look(&self, nodeid: u64, error: &io::Error) {
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            self.refused.set(true);
+            tracing::info!(
+                "this user may not open files by handle: stores through a map behind the end of a file that another mount made longer may be lost"
+            );
+        } else if !self.unseen.replace(true) {
+            tracing::warn!(
+                %error,
+                nodeid,
+                "no path leads to the mount: stores through a map behind the end of a file that another mount made longer may be lost"
+            );
+        }
+    }
+
+    /// Opens a file by its handle.
+    async fn open(&self, nodeid: u64) -> io::Result<Arc<OwnedFd>> {
         let (mount, connection) = (self.mount.clone(), self.connection);
         let opened = penstock_worker::blocking(move || {
             // The mount may have been moved, or a directory above it renamed.
@@ -103,17 +125,42 @@ impl Asker {
             };
             open_by_handle(&root.ok_or_else(|| io::Error::other("no path leads to it"))?, nodeid)
         });
-        let file = Arc::new(opened.await?);
+        opened.await.map(Arc::new)
+    }
+
+    async fn look_until(&self, nodeid: u64, size: u64) -> io::Result<()> {
+        let _turn = self.turns.acquire().await;
+        let file = self.open(nodeid).await?;
         loop {
             let file = file.clone();
-            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-            let look = move || rustix::fs::statx(&*file, c"", flags, StatxFlags::SIZE);
-            if penstock_worker::blocking(look).await?.stx_size >= size {
+            if penstock_worker::blocking(move || size_of_open(&file, AtFlags::STATX_DONT_SYNC)).await? >= size
+            {
                 return Ok(());
             }
             self.env.sleep(PAUSE).await;
         }
     }
+
+    async fn ask_until(&self, nodeid: u64) -> io::Result<()> {
+        let _turn = self.turns.acquire().await;
+        let file = self.open(nodeid).await?;
+        loop {
+            let file = file.clone();
+            let is_taken = move || {
+                let asked = size_of_open(&file, AtFlags::STATX_FORCE_SYNC)?;
+                Ok::<_, io::Error>(size_of_open(&file, AtFlags::STATX_DONT_SYNC)? == asked)
+            };
+            if penstock_worker::blocking(is_taken).await? {
+                return Ok(());
+            }
+            self.env.sleep(PAUSE).await;
+        }
+    }
+}
+
+/// The size of an open file. `sync` says if the kernel asks the mount for it.
+fn size_of_open(file: &OwnedFd, sync: AtFlags) -> io::Result<u64> {
+    Ok(rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH | sync, StatxFlags::SIZE)?.stx_size)
 }
 
 /// `struct file_handle` as FUSE fills it: the inode number in two halves, and its generation, which is always

@@ -139,23 +139,27 @@ impl Session {
         }
     }
 
-    /// Sends the kernel the size of an open file that is due. On failure the file stays due.
-    async fn look_at_size(&self, due: Due) {
+    /// Sends the kernel the size of an open file that is due, if it is larger. On failure the file stays due.
+    async fn look_at_size(&self, due: &Due) {
         match self.tell_size(due.file).await {
-            Ok(_) => self.cache.looks.is_checked(&due),
+            Ok(_) => self.cache.looks.is_checked(due),
             Err(failure) => {
                 tracing::debug!(%failure, file = %due.file, "the size of an open file is looked at later");
             }
         }
     }
 
-    /// Sends the kernel the size of a file on which a program just got a lock, if it may have changed.
-    /// Programs under locks rely on what others wrote.
+    /// Makes the kernel know the size of a file on which a program just got a lock, if it may have changed.
+    /// Programs under locks rely on what others wrote and cut off.
     pub(crate) async fn look_under_lock(&self, file: FileId) {
         if self.client.was_shared()
-            && let Some(due) = self.cache.looks.one_due(file)
+            && let Some(due) = self.cache.looks.one_due_under_lock(file)
         {
-            self.look_at_size(due).await;
+            self.look_at_size(&due).await;
+            if let Some(nodeid) = self.nodes.node(file) {
+                self.cache.asker.until_asked(nodeid).await;
+            }
+            self.cache.looks.is_checked_under_lock(&due);
         }
     }
 
@@ -319,7 +323,7 @@ pub(crate) async fn look_at_sizes(session: Rc<Session>, env: Env) -> Infallible 
             continue;
         }
         let due = session.cache.looks.all_due();
-        stream::iter(due).for_each_concurrent(AT_A_TIME, |due| session.look_at_size(due)).await;
+        stream::iter(due).for_each_concurrent(AT_A_TIME, async |due| session.look_at_size(&due).await).await;
     }
 }
 

@@ -142,9 +142,7 @@ impl Cache {
 
     /// Records the size in a reply, which the kernel takes unless it may ignore it.
     pub(crate) fn is_answered(&self, file: FileId, size: u64) {
-        if !self.may_ignore_size(file) {
-            self.sizes.reaches(file, size);
-        }
+        self.sizes.is_answered(file, size, self.may_ignore_size(file));
     }
 
     /// True if a size of the file is being sent to the kernel.

@@ -97,6 +97,18 @@ impl KnownSizes {
         }
     }
 
+    /// Records the size in a reply to a request for attributes. The kernel takes a smaller one too, if it
+    /// takes it: with `may_ignore` it may not.
+    pub(crate) fn is_answered(&self, file: FileId, bytes: u64, may_ignore: bool) {
+        if let Some(known) = self.files.borrow_mut().get_mut(&file) {
+            if may_ignore {
+                (known.bytes, known.since) = (known.bytes.min(bytes), known.since.min(bytes));
+            } else {
+                (known.bytes, known.since) = (bytes, bytes);
+            }
+        }
+    }
+
     /// Records the size in a reply to a change of size, which the kernel takes whatever it knew before.
     pub(crate) fn is_cut(&self, file: FileId, bytes: u64) {
         if let Some(known) = self.files.borrow_mut().get_mut(&file) {
@@ -133,6 +145,12 @@ mod tests {
         assert!(!sizes.tells(file, 121), "nobody tells it again");
         sizes.is_cut(file, 10);
         assert_eq!(sizes.of(file), Some(10));
+        // Regression: a smaller size in a reply was taken by the kernel and not noted, so that it was not
+        // told of later growth up to the larger one.
+        for (size, may_ignore, known) in [(30, false, 30), (20, false, 20), (40, true, 20), (10, true, 10)] {
+            sizes.is_answered(file, size, may_ignore);
+            assert_eq!(sizes.of(file), Some(known), "{size} {may_ignore}");
+        }
         sizes.closed(1);
         sizes.closed(3);
         assert_eq!(sizes.of(file), Some(10));

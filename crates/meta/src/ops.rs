@@ -28,6 +28,12 @@ fn encode_changed(change: Change, attr: Attr) -> Vec<u8> {
     AttrReply { attr: Some(attr), change: Some(change), ..AttrReply::default() }.encode_to_vec()
 }
 
+/// Adds the directory after a change to the encoded reply. The result that is stored does without it.
+fn with_directory(reply: &mut Vec<u8>, dir: Attr) {
+    let added = AttrReply { dir: Some(dir), ..AttrReply::default() };
+    added.encode(reply).expect("a vector grows");
+}
+
 fn encode_attr(attr: Attr) -> Vec<u8> {
     AttrReply { attr: Some(attr), ..AttrReply::default() }.encode_to_vec()
 }

@@ -165,8 +165,7 @@ impl Clients {
             return Ok(None);
         }
         let session = header.session;
-        let changes_data = matches!(header.kind, Kind::Write | Kind::Space);
-        let number = self.sessions.borrow_mut().begin(session, self.env.now(), changes_data)?;
+        let number = self.sessions.borrow_mut().begin(session, self.env.now(), header.kind)?;
         Ok(Some(Serving { clients: self.clone(), session, number }))
     }
 
@@ -506,7 +505,7 @@ impl Clients {
         }
         let mut sessions = self.sessions.borrow_mut();
         sessions.insert(key, who, self.env.now());
-        let number = sessions.begin(session, self.env.now(), false).expect("it was just inserted");
+        let number = sessions.begin(session, self.env.now(), Kind::Hello).expect("it was just inserted");
         Serving { clients: self.clone(), session, number }
     }
 
@@ -558,9 +557,12 @@ impl Clients {
         let owed_opens = self.owes_opens(id);
         let opens = self.sessions.borrow_mut().remove(id)?;
         // Others may have waited for it before they could answer.
-        let waiting: Vec<u64> =
-            self.sessions.borrow().numbers().filter(|other| self.leases.borrow().holds_up(*other)).collect();
-        self.unanswered.borrow_mut().begin_anew(self.env.now(), waiting.into_iter());
+        if self.leases.borrow().oldest_calls().contains_key(&id) {
+            let leases = self.leases.borrow();
+            let sessions = self.sessions.borrow();
+            let waiting = sessions.numbers().filter(|other| leases.holds_up(*other));
+            self.unanswered.borrow_mut().begin_anew(self.env.now(), waiting);
+        }
         self.change(|leases| leases.leave(id));
         assert!(!self.leases.borrow().has_joined(id), "session {id} has ended");
         if owed_opens {
@@ -962,7 +964,7 @@ impl Clients {
     }
 
     /// Sets, tests or releases an advisory lock. ESTALE if the session has ended. ENOLCK if it has too many
-    /// locks, or waits for too many.
+    /// locks.
     pub fn lock(&self, session: u64, user: u32, request: &LockRequest) -> Result<LockReply, Errno> {
         // A session that ended since this request was heard gets none: nobody would ever release it.
         if !self.is_live(session) {
@@ -971,15 +973,11 @@ impl Clients {
         if self.owe_opens() && request.change != i32::from(LockChange::Unlock) {
             return Ok(LockReply { early: true, ..LockReply::default() });
         }
-        let waits = request.wait && !request.test;
-        // Its waits and the outcomes that it has not taken are bounded together.
-        let may_wait =
-            waits && self.leases.borrow().has_room_beside(session, self.locks.borrow().waits_of(session));
-        let wanted = LockRequest { wait: may_wait, ..request.clone() };
+        // Its waits and the outcomes that it has not taken are bounded together. Of more it is not told: it
+        // asks again from time to time.
+        let may_wait = self.leases.borrow().has_room_beside(session, self.locks.borrow().waits_of(session));
+        let wanted = LockRequest { wait: request.wait && may_wait, ..request.clone() };
         let (reply, given_up) = self.locks.borrow_mut().change_for((session, user), &wanted, false)?;
-        if reply.conflict.is_some() && waits && !may_wait {
-            return Err(Errno::NOLCK);
-        }
         if given_up {
             self.notify_unlocked(request.file());
         }

@@ -524,6 +524,9 @@ impl Leases {
     /// Grants a session that takes part a lease on the attributes of an inode, unless others want to change
     /// them. Returns its number; 0 for none. Call before the attributes are read.
     pub(crate) fn grant_attributes(&mut self, session: u64, file: FileId, now: Duration) -> u64 {
+        if self.alone.is_some() {
+            return 0;
+        }
         if let Some(grant) = self.attributes.of(session, file) {
             // A session that has been called may still have a reply on its way under the same number.
             return if self.is_called(Scope::Attributes, session, file, grant) { 0 } else { grant };
@@ -531,8 +534,7 @@ impl Leases {
         let is_wanted = self.waiting.first(file, |other| other != session).is_some()
             || self.waiting.resizers(file).iter().any(|other| *other != session)
             || self.waiting.changers(file).iter().any(|other| *other != session);
-        let may = self.alone.is_none()
-            && self.may_get_leases(session)
+        let may = self.may_get_leases(session)
             && !self.calls.owes_everything(session)
             && !is_wanted
             && self.held_by_others(session, file, |held| held.exclusive).is_empty()

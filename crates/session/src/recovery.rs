@@ -43,6 +43,9 @@ pub(crate) type LockPlace = (FileId, u64, u64);
 /// Most locks of a session that are remembered because it did not get them back.
 const MOST_REFUSED: usize = 4096;
 
+/// Time in which a session is excused counts for one part in so many.
+const SHARE_OF_EXCUSED: u32 = 4;
+
 /// Most requests of a session that wait for their turn. A client has one, and sends it again over each new
 /// connection.
 const MOST_WAITING: u64 = 8;
@@ -160,8 +163,8 @@ impl Recovery {
     }
 
     /// Counts the time since the last look for the sessions of `owing`, those that have not finished, for
-    /// which the others wait now. None counts for one with a request that has been executed since before
-    /// (`busy_since`).
+    /// which the others wait now: a quarter for one with a request that has been executed since before
+    /// (`busy_since`), for that may be the fault of the drives, but not for ever.
     pub(crate) fn look(
         &mut self,
         now: Duration,
@@ -173,11 +176,12 @@ impl Recovery {
             let wanted = self.wanted.get(&session).and_then(Counts::first);
             wanted.is_some_and(|number| !self.is_next(number, owing.iter().copied()))
         };
-        let is_held_up = |session: u64| busy_since(session).is_some_and(|since| since <= looked);
-        let in_the_way =
-            owing.iter().copied().filter(|session| !waits_for_others(*session) && !is_held_up(*session));
-        for session in in_the_way.collect::<Vec<_>>() {
-            *self.held_up.entry(session).or_default() += now - looked;
+        let in_the_way: Vec<u64> =
+            owing.iter().copied().filter(|session| !waits_for_others(*session)).collect();
+        for session in in_the_way {
+            let is_held_up = busy_since(session).is_some_and(|since| since <= looked);
+            let share = if is_held_up { SHARE_OF_EXCUSED } else { 1 };
+            *self.held_up.entry(session).or_default() += (now - looked) / share;
         }
     }
 
@@ -285,21 +289,21 @@ mod tests {
         let busy = |session| (session == 3).then_some(s(99));
         let held_up = |recovery: &Recovery| [1, 2, 3].map(|session| recovery.held_up_by(session).as_secs());
         recovery.look(s(106), &owing, busy);
-        assert_eq!(held_up(&recovery), [6, 6, 0], "a request of the third one takes long");
+        assert_eq!(held_up(&recovery), [6, 6, 1], "a request of the third one takes long");
         recovery.wants(1, 5);
         recovery.wants(2, 9);
         recovery.wants(3, 7);
         recovery.look(s(112), &owing, |_| None);
-        assert_eq!(held_up(&recovery), [12, 6, 0], "it is the turn of the first one");
+        assert_eq!(held_up(&recovery), [12, 6, 1], "it is the turn of the first one");
         recovery.has_made(1, 5);
         recovery.wants_no_more(1, 5);
         recovery.wants(1, 10);
         recovery.progressed(1, s(113));
         recovery.look(s(118), &owing, |_| None);
-        assert_eq!(held_up(&recovery), [12, 6, 6], "and of the third one");
+        assert_eq!(held_up(&recovery), [12, 6, 7], "and of the third one");
         recovery.begin_anew(owing.iter().copied(), s(200));
         recovery.look(s(206), &owing, |_| Some(s(203)));
-        assert_eq!(held_up(&recovery), [12, 6, 12], "what has begun since the last look is no excuse");
+        assert_eq!(held_up(&recovery), [12, 6, 13], "what has begun since the last look is no excuse");
         recovery.end(3, true);
         recovery.look(s(212), &BTreeSet::from([1, 2]), |_| None);
         assert_eq!(held_up(&recovery), [12, 12, 0]);

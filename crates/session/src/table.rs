@@ -23,7 +23,7 @@ use penstock_base::num::to_u16;
 use penstock_base::{DecodeError, ErrorKind, FileId, Id128, Ino};
 use penstock_kv::{Kv, KvError, WriteSet, commit_apart, for_each};
 use penstock_wire::metadata::Change;
-use penstock_wire::{Failure, SLOTS};
+use penstock_wire::{Failure, Kind, SLOTS};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -105,6 +105,9 @@ pub(crate) struct Gone {
 struct Active {
     begun: Duration,
     changes_data: bool,
+    /// Drives may hold it up, and its session is not to blame meanwhile. The others may take long too, if
+    /// their client has made them large.
+    excuses: bool,
 }
 
 /// A session, as shown to people.
@@ -397,11 +400,17 @@ impl Sessions {
     }
 
     /// A request of a session is being executed from now on. Returns its number.
-    pub(crate) fn begin(&mut self, id: u64, now: Duration, changes_data: bool) -> Result<u64, Failure> {
+    pub(crate) fn begin(&mut self, id: u64, now: Duration, kind: Kind) -> Result<u64, Failure> {
+        let changes_data = matches!(kind, Kind::Write | Kind::Space);
+        let excuses = !matches!(
+            kind,
+            Kind::Hello | Kind::Ping | Kind::Watch | Kind::User | Kind::End | Kind::Lock | Kind::Lease
+        );
+        let active = Active { begun: now, changes_data, excuses };
         let number = self.last_begun + 1;
         let session = self.get_mut(id)?;
-        session.active.insert(number, Active { begun: now, changes_data });
-        session.changing += u64::from(changes_data);
+        session.active.insert(number, active);
+        session.changing += u64::from(active.changes_data);
         self.last_begun = number;
         Ok(number)
     }
@@ -427,9 +436,9 @@ impl Sessions {
         }
     }
 
-    /// Time at which the oldest request of a session began that is being executed.
+    /// Time at which the oldest request of a session began that is being executed and excuses it.
     pub(crate) fn busy_since(&self, id: u64) -> Option<Duration> {
-        self.live.get(&id)?.active.first_key_value().map(|(_, active)| active.begun)
+        self.live.get(&id)?.active.values().find(|active| active.excuses).map(|active| active.begun)
     }
 
     /// Restarts the lease time of every session.

@@ -39,6 +39,8 @@ struct Owed {
     since: Duration,
     /// The same without the excuse of waiting.
     first: Duration,
+    /// The same without any excuse.
+    begun: Duration,
 }
 
 /// A session that is late again and again must end when its late time is so many times that which it has for
@@ -47,6 +49,9 @@ const MOST_LATE: u32 = 2;
 
 /// The excuse of a session that waits itself counts for this many times the time that others have.
 const MOST_EXCUSED: u32 = 4;
+
+/// The same for the excuse that a request is being executed, which may be the fault of the drives.
+const MOST_HELD_UP: u32 = 20;
 
 /// The oldest call of each session that owes an answer, and the time since when it has had the means to give
 /// it.
@@ -64,7 +69,6 @@ impl Unanswered {
     pub(crate) fn begin_anew(&mut self, now: Duration, sessions: impl Iterator<Item = u64>) {
         for session in sessions {
             self.since.entry(session).and_modify(|owed| owed.since = now);
-            self.late.remove(&session);
         }
     }
 
@@ -116,14 +120,18 @@ impl Unanswered {
                 Some(owed) if owed.call == *call && !is_held_up => {
                     Owed { since: if is_excused { now } else { owed.since }, ..*owed }
                 }
-                _ => Owed { call: *call, since: now, first: now },
+                Some(owed) if owed.call == *call => Owed { since: now, first: now, ..*owed },
+                _ => Owed { call: *call, since: now, first: now, begun: now },
             };
             self.since.insert(*session, owed);
         }
         let left = before.into_iter().map(|(session, late)| (session, late.saturating_sub(now - looked)));
         self.late.extend(left.filter(|(_, late)| !late.is_zero()));
         assert_eq!(self.since.len(), oldest.len(), "a session that owes nothing is forgotten");
-        let counted = |owed: &Owed| (now - owed.since).max((now - owed.first) / MOST_EXCUSED);
+        let counted = |owed: &Owed| {
+            let excused = ((now - owed.first) / MOST_EXCUSED).max((now - owed.begun) / MOST_HELD_UP);
+            (now - owed.since).max(excused)
+        };
         self.since.iter().map(|(session, owed)| (*session, counted(owed))).collect()
     }
 }
@@ -156,6 +164,10 @@ mod tests {
         assert_eq!(look(&mut unanswered, 106, 5, Some(105)), 6, "it began since the last look");
         assert_eq!(look(&mut unanswered, 112, 5, Some(105)), 0, "it is held up");
         assert_eq!(look(&mut unanswered, 118, 5, Some(117)), 6);
+        for now in (124..700).step_by(6) {
+            look(&mut unanswered, now, 5, Some(100));
+        }
+        assert_eq!(look(&mut unanswered, 702, 5, Some(100)), 30, "not for ever");
     }
 
     fn owes(call: u64, waits: bool) -> Oldest {
@@ -208,6 +220,7 @@ mod tests {
         let limit = Duration::from_secs(30);
         // Columns: looks in which a call is owed, pause after that in looks, and the look at which it is
         // often late. The first look at a call finds nothing late.
+        // The end of another session does not make up for it.
         for (looks, pause, often) in
             [(5, 0, Some(17)), (1, 0, None), (5, 5, None), (3, 1, None), (4, 0, Some(19))]
         {
@@ -216,6 +229,7 @@ mod tests {
                 let (call, at) = (look / (looks + pause), look % (looks + pause));
                 let owed = (at < looks).then_some((7, owes(100 + call, false)));
                 unanswered.look(Duration::from_secs(1000 + 6 * look), &owed.into_iter().collect());
+                unanswered.begin_anew(Duration::from_secs(1000 + 6 * look), [7].into_iter());
                 unanswered.is_often_late(7, limit)
             });
             assert_eq!(at, often, "{looks} looks, pause {pause}");

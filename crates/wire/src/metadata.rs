@@ -162,6 +162,9 @@ pub struct AttrReply {
     /// In the reply to a change.
     #[prost(message, optional, tag = "5")]
     pub change: Option<Change>,
+    /// In the reply to a Make or an Unlink: the directory after it. A stored result does without it.
+    #[prost(message, optional, tag = "6")]
+    pub dir: Option<Attr>,
 }
 
 /// A change that was carried out, for a client that may have to send it again after a restart.
@@ -864,6 +867,11 @@ pub trait Reply: Message + Default {
     fn change(&self) -> Option<(Change, u64)> {
         None
     }
+
+    /// The directory that was changed, after that.
+    fn dir(&self) -> Option<&Attr> {
+        None
+    }
 }
 
 impl Attr {
@@ -883,6 +891,10 @@ impl Reply for AttrReply {
 
     fn change(&self) -> Option<(Change, u64)> {
         Some((self.change?, self.attr.as_ref().map_or(0, |attr| attr.ino)))
+    }
+
+    fn dir(&self) -> Option<&Attr> {
+        self.dir.as_ref()
     }
 }
 

@@ -790,7 +790,7 @@ for n in range(12):
 }
 
 /// Regression: a program that got a lock appended over what another mount had just added, if the mount was
-/// checking sizes at that moment.
+/// checking sizes at that moment, and always behind the old end of a file that another one had made shorter.
 fn appends_under_locks_are_at_the_end(mounts: &[PathBuf; 2]) {
     let script = "
 import fcntl, os, sys, time
@@ -799,8 +799,11 @@ def appends(number):
     mine, theirs = (os.path.join(m, 'appended-%d' % number) for m in sys.argv[1:])
     a = os.open(mine, os.O_RDWR | os.O_CREAT)
     b = os.open(theirs, os.O_RDWR | os.O_APPEND)
-    size = 0
+    n = size = 0
     while time.monotonic() < until:
+        n += 1
+        if n % 3 == 0:
+            os.ftruncate(b, size := 50)
         os.write(b, b'2' * 100)
         fcntl.flock(a, fcntl.LOCK_EX)
         os.pwritev(a, [b'b' * 10], 0, os.RWF_APPEND)

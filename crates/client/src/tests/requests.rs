@@ -1,6 +1,6 @@
 //! Requests: repeats, attributes that are out of date, and states that are forgotten.
 
-use super::service::run;
+use super::service::{Service, rest, run};
 use penstock_base::{Branch, ErrorKind, FileId};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::{LockChange, LockRequest, SetAttrRequest, Time};
@@ -172,5 +172,40 @@ fn a_client_that_leaves_has_nothing_left_to_sync() {
         assert!(!client.is_alone() && !client.is_unsynced(FILE) && service.bytes(FILE)[0] == b'x');
         assert!(client.session.locks().all().is_empty());
         client.close().await.unwrap();
+    });
+}
+
+/// The kernel asks for a directory after each name that it has removed.
+#[test]
+fn a_directory_is_known_from_the_reply_to_its_change_while_nobody_else_changes_it() {
+    const DIR: FileId = FileId::of_numbers(0, 9);
+    run(async |service, client| {
+        service.add(FILE, &[1; 100]);
+        service.add(DIR, &[]);
+        let asked = |service: &Service| {
+            service.asked.take().iter().filter(|(kind, _)| *kind == Kind::GetAttr).count()
+        };
+        let nlink = |nlink| service.change(DIR, |attr| attr.nlink = nlink);
+        let found = async || client.get_attr(DIR).await.unwrap().nlink;
+        service.become_alone();
+        rest(client).await;
+        service.asked.take();
+        nlink(2);
+        assert_eq!((found().await, asked(service)), (2, 1));
+        client.unlink(DIR, b"name", false).await.unwrap();
+        nlink(3);
+        assert_eq!((found().await, found().await, asked(service)), (2, 2, 0), "the service is not asked");
+        client.unlink(DIR, b"name", false).await.unwrap();
+        assert_eq!((found().await, asked(service)), (3, 0));
+        let times =
+            SetAttrRequest { ino: DIR.ino.0, mtime: Some(Time::from_ns(7)), ..SetAttrRequest::default() };
+        client.set_attr(Branch::MAIN, times).await.unwrap();
+        assert_eq!((found().await, asked(service)), (3, 1), "its times were changed");
+        client.unlink(DIR, b"name", false).await.unwrap();
+        service.others_arrive();
+        rest(client).await;
+        nlink(4);
+        asked(service);
+        assert_eq!((found().await, asked(service)), (4, 1), "others may have changed it");
     });
 }

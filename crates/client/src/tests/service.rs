@@ -10,7 +10,7 @@ use penstock_wire::data::{
 };
 use penstock_wire::metadata::{
     Attr, AttrReply, EmptyReply, GetAttrRequest, Granted, HelloReply, InodeRequest, LeaseCall, LeaseReply,
-    LeaseRequest, LockReply, SetAttrRequest, Synced, TargetPlace, WatchReply, WatchRequest,
+    LeaseRequest, LockReply, NameRequest, SetAttrRequest, Synced, TargetPlace, WatchReply, WatchRequest,
 };
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
@@ -334,9 +334,10 @@ impl Service {
             }
             // Every name leads to the first file, and is its last one.
             Kind::Unlink => {
-                let attr =
-                    self.files.borrow().values().next().map(|file| Attr { nlink: 0, ..file.attr.clone() });
-                AttrReply { attr, ..AttrReply::default() }.encode_to_vec()
+                let files = self.files.borrow();
+                let attr = files.values().next().map(|file| Attr { nlink: 0, ..file.attr.clone() });
+                let dir = files.get(&NameRequest::decode(body).unwrap().dir).map(|dir| dir.attr.clone());
+                AttrReply { attr, dir, ..AttrReply::default() }.encode_to_vec()
             }
             Kind::SetAttr => self.set_attr(&SetAttrRequest::decode(body).unwrap())?,
             Kind::Read => {

@@ -1,6 +1,6 @@
 //! Operations that add, find and remove names: lookup, make, link, unlink.
 
-use super::{acl, changed_reply, encode_attr};
+use super::{acl, changed_reply, encode_attr, with_directory};
 use crate::access::{Asker, EXECUTE, WRITE};
 use crate::error::MetaError;
 use crate::inode::{Data, FileKind, Inode, Layout, SET_GROUP_ID, is_device, is_directory};
@@ -67,10 +67,11 @@ pub(crate) async fn make(parts: &Parts, who: Request, request: MakeRequest) -> R
         change: Some(turn.change_of(&[dir.ino, inode.ino], None)?),
         ..AttrReply::default()
     };
-    let reply = reply.encode_to_vec();
-    let (ino, is_dir) = (inode.ino, inode.is_dir());
+    let mut reply = reply.encode_to_vec();
+    let (ino, is_dir, dir_after) = (inode.ino, inode.is_dir(), dir.attr(0));
     parts.made(who.session, ino);
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
+    with_directory(&mut reply, dir_after);
     parts.made(who.session, ino);
     if is_dir {
         turn.directory_made(ino);
@@ -251,8 +252,10 @@ pub(crate) async fn unlink(parts: &Parts, who: Request, request: NameRequest) ->
     let ino = inode.ino;
     turn.remove_name(&mut dir, &mut inode, &mut writes)?;
     let change = turn.change_of(&[dir.ino, inode.ino], (inode.nlink == 0).then_some(ino))?;
-    let reply = changed_reply(parts, change, &inode).await?;
+    let mut reply = changed_reply(parts, change, &inode).await?;
+    let dir_after = dir.attr(0);
     turn.commit(who, writes, vec![dir, inode], &reply).await?;
+    with_directory(&mut reply, dir_after);
     parts.reap_if_removed(ino);
     Ok(reply)
 }

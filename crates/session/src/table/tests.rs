@@ -57,26 +57,30 @@ fn a_session_is_silent_only_while_nothing_of_it_is_executed() {
     let silent = |sessions: &Sessions, now| sessions.infos(Duration::from_secs(now))[0].silent.as_secs();
     assert_eq!(silent(&sessions, 5), 5);
     let at = Duration::from_secs;
-    let first = sessions.begin(7, at(4), false).unwrap();
-    let second = sessions.begin(7, at(5), false).unwrap();
+    let ping = sessions.begin(7, at(3), Kind::Ping).unwrap();
+    let first = sessions.begin(7, at(4), Kind::Read).unwrap();
+    let second = sessions.begin(7, at(5), Kind::Read).unwrap();
     assert_eq!(sessions.busy_since(7), Some(at(4)));
     sessions.end(7, first, Duration::from_secs(6));
     assert_eq!(sessions.busy_since(7), Some(at(5)));
     assert_eq!(silent(&sessions, 9), 0, "another request is executed");
     sessions.end(7, second, Duration::from_secs(10));
+    assert_eq!(sessions.busy_since(7), None, "a ping is no excuse");
+    sessions.end(7, ping, Duration::from_secs(10));
     assert_eq!(silent(&sessions, 12), 2);
-    assert_eq!(sessions.begin(8, at(10), false).unwrap_err().kind, ErrorKind::Ended);
+    assert_eq!(sessions.begin(8, at(10), Kind::Read).unwrap_err().kind, ErrorKind::Ended);
 }
 
 #[test]
 fn a_session_that_leaves_is_quiet_once_its_last_write_has_ended() {
     let mut sessions = table();
     let at = Duration::from_secs;
-    let writes = [sessions.begin(7, at(1), true).unwrap(), sessions.begin(7, at(1), true).unwrap()];
-    let read = sessions.begin(7, at(1), false).unwrap();
+    let writes =
+        [sessions.begin(7, at(1), Kind::Write).unwrap(), sessions.begin(7, at(1), Kind::Write).unwrap()];
+    let read = sessions.begin(7, at(1), Kind::Read).unwrap();
     sessions.bar(7).unwrap();
     assert!(!sessions.is_quiet(7) && !sessions.is_live(7));
-    assert!(sessions.begin(7, at(2), true).is_err(), "it begins nothing any more");
+    assert!(sessions.begin(7, at(2), Kind::Write).is_err(), "it begins nothing any more");
     assert!(sessions.begin_to_leave(7) && !sessions.begin_to_leave(7), "once");
     for (number, quiet) in [(writes[1], false), (writes[0], true), (read, true)] {
         sessions.end(7, number, at(3));

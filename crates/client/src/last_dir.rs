@@ -1,0 +1,97 @@
+//! The directory that this client has changed last, while it is the sole client.
+//!
+//! The kernel drops what it knows of a directory with each name that is made or removed in it, and asks for
+//! its attributes on its way to the next one. The reply to the change has had them already.
+//!
+//! Invariant: the attributes are those of now. They come with the reply to the newest change of names or
+//! attributes, while no other one is under way, and the next change drops them. Other clients change nothing
+//! while the ownership lasts, and nothing but such changes alters the attributes of a directory.
+
+use crate::leases::Ownership;
+use penstock_base::FileId;
+use penstock_wire::metadata::Attr;
+use std::cell::{Cell, RefCell};
+
+/// The attributes of the directory, and the changes under way.
+#[derive(Default)]
+pub(crate) struct LastDir {
+    last: RefCell<Option<(Attr, Ownership)>>,
+    begun: Cell<u64>,
+    running: Cell<u64>,
+}
+
+/// A change under way, until this is dropped.
+pub(crate) struct Change<'a> {
+    of: &'a LastDir,
+    number: u64,
+}
+
+impl LastDir {
+    /// A change begins.
+    pub(crate) fn begins(&self) -> Change<'_> {
+        self.last.take();
+        self.begun.set(self.begun.get() + 1);
+        self.running.set(self.running.get() + 1);
+        Change { of: self, number: self.begun.get() }
+    }
+
+    /// The attributes of a directory, if it is the last one and this client has been the sole one since.
+    pub(crate) fn get(&self, file: FileId, now: Option<Ownership>) -> Option<Attr> {
+        let last = self.last.borrow();
+        let (attr, since) = last.as_ref()?;
+        (attr.file() == file && Some(*since) == now).then(|| attr.clone())
+    }
+}
+
+impl Change<'_> {
+    /// The change has left a directory like this. `owned` is the ownership that has lasted since it began, if
+    /// there was one.
+    pub(crate) fn leaves(self, dir: &Attr, owned: Option<Ownership>) {
+        if self.of.running.get() == 1 && self.of.begun.get() == self.number {
+            *self.of.last.borrow_mut() = owned.map(|owned| (dir.clone(), owned));
+        }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.of.running.set(self.of.running.get() - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_is_known_until_the_next_change_begins() {
+        let (last, owned) = (LastDir::default(), Some(Ownership::Alone { start: 1, time: 1 }));
+        let dir = |ino, nlink| Attr { ino, nlink, ..Attr::default() };
+        let id = |ino| FileId::of_numbers(0, ino);
+        let found = |now| last.get(id(7), now).map(|attr| attr.nlink);
+        last.begins().leaves(&dir(7, 3), owned);
+        assert_eq!(found(owned), Some(3));
+        assert!(found(None).is_none() && found(Some(Ownership::Alone { start: 1, time: 2 })).is_none());
+        assert!(last.get(id(8), owned).is_none());
+        let change = last.begins();
+        assert!(found(owned).is_none(), "it may be made now");
+        drop(change);
+        assert!(found(owned).is_none(), "it may have been made");
+        last.begins().leaves(&dir(7, 4), None);
+        assert!(found(None).is_none(), "others may change it");
+    }
+
+    #[test]
+    fn no_other_change_is_under_way_or_later() {
+        let (last, owned) = (LastDir::default(), Some(Ownership::Alone { start: 1, time: 1 }));
+        let dir = |nlink| Attr { ino: 7, nlink, ..Attr::default() };
+        let found = || last.get(FileId::of_numbers(0, 7), owned).map(|attr| attr.nlink);
+        let (first, second) = (last.begins(), last.begins());
+        second.leaves(&dir(4), owned);
+        assert!(found().is_none(), "the first one may come after it");
+        first.leaves(&dir(3), owned);
+        assert!(found().is_none(), "the second one was begun after it");
+        last.begins().leaves(&dir(5), owned);
+        assert_eq!(found(), Some(5));
+    }
+}

@@ -46,6 +46,8 @@ pub(crate) struct Asker {
     /// The connection number of the mount.
     connection: u32,
     turns: Semaphore,
+    /// The same for questions, so that many locks keep no read of a page waiting.
+    questions: Semaphore,
     /// True if this process may not open files by handle.
     refused: Cell<bool>,
     /// True if the last poll did not find the mount. It was logged, and is not logged again.
@@ -54,12 +56,13 @@ pub(crate) struct Asker {
 
 impl Asker {
     pub(crate) fn new(env: &Env, mount: &Path, connection: u32) -> Self {
-        let turns = Semaphore::new(MOST_LOOKING);
+        let (turns, questions) = (Semaphore::new(MOST_LOOKING), Semaphore::new(MOST_LOOKING));
         Self {
             env: env.clone(),
             mount: mount.to_owned(),
             connection,
             turns,
+            questions,
             refused: Cell::new(false),
             unseen: Cell::new(false),
         }
@@ -85,18 +88,25 @@ impl Asker {
         }
     }
 
-    /// Makes the kernel ask for a file's attributes until it goes by the size in the reply, as far as this
-    /// process can. A notice tells it of a larger size only. The kernel must have nothing locked that the
-    /// reply to that request needs.
-    pub(crate) async fn until_asked(&self, nodeid: u64) {
+    /// Makes the kernel ask for a file's attributes until it goes by the size in the reply. A notice tells it
+    /// of a larger size only. Returns false if it is worth another attempt later; true also where this
+    /// process may not do it. The kernel must have nothing locked that the reply to that request needs.
+    pub(crate) async fn until_asked(&self, nodeid: u64) -> bool {
         if self.refused.get() {
-            return;
+            return true;
         }
         match timeout(&self.env, MOST_LOOKED, self.ask_until(nodeid)).await {
             Some(Ok(())) => self.unseen.set(false),
-            Some(Err(error)) => self.cannot_look(nodeid, &error),
-            None => tracing::warn!(nodeid, "the kernel does not take the size of a file"),
+            Some(Err(error)) => {
+                self.cannot_look(nodeid, &error);
+                return self.refused.get();
+            }
+            None => {
+                tracing::warn!(nodeid, "the kernel does not take the size of a file");
+                return false;
+            }
         }
+        true
     }
 
     fn cannot_look(&self, nodeid: u64, error: &io::Error) {
@@ -142,7 +152,7 @@ impl Asker {
     }
 
     async fn ask_until(&self, nodeid: u64) -> io::Result<()> {
-        let _turn = self.turns.acquire().await;
+        let _turn = self.questions.acquire().await;
         let file = self.open(nodeid).await?;
         loop {
             let file = file.clone();

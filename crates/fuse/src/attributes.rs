@@ -156,10 +156,13 @@ impl Session {
             && let Some(due) = self.cache.looks.one_due_under_lock(file)
         {
             self.look_at_size(&due).await;
-            if let Some(nodeid) = self.nodes.node(file) {
-                self.cache.asker.until_asked(nodeid).await;
+            let is_asked = match self.nodes.node(file) {
+                Some(nodeid) => self.cache.asker.until_asked(nodeid).await,
+                None => true,
+            };
+            if is_asked {
+                self.cache.looks.is_checked_under_lock(&due);
             }
-            self.cache.looks.is_checked_under_lock(&due);
         }
     }
 

@@ -501,7 +501,8 @@ impl Clients {
         let session = who.number;
         assert_ne!(session, 0, "0 is the number of no session");
         if who.lease_ms > 0 {
-            writes.put(session_key(key), who.encode());
+            // Whoever wants to free space must be able to begin.
+            writes.put(session_key(key), who.encode()).reclaims();
         }
         let mut sessions = self.sessions.borrow_mut();
         sessions.insert(key, who, self.env.now());

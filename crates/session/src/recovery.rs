@@ -164,7 +164,8 @@ impl Recovery {
 
     /// Counts the time since the last look for the sessions of `owing`, those that have not finished, for
     /// which the others wait now: a quarter for one with a request that has been executed since before
-    /// (`busy_since`), for that may be the fault of the drives, but not for ever.
+    /// (`busy_since`), for that may be the fault of the drives, but not for ever. Those that are in the way
+    /// together share the time, as they share the drives.
     pub(crate) fn look(
         &mut self,
         now: Duration,
@@ -178,10 +179,11 @@ impl Recovery {
         };
         let in_the_way: Vec<u64> =
             owing.iter().copied().filter(|session| !waits_for_others(*session)).collect();
+        let together = u32::try_from(in_the_way.len()).unwrap_or(u32::MAX);
         for session in in_the_way {
             let is_held_up = busy_since(session).is_some_and(|since| since <= looked);
             let share = if is_held_up { SHARE_OF_EXCUSED } else { 1 };
-            *self.held_up.entry(session).or_default() += (now - looked) / share;
+            *self.held_up.entry(session).or_default() += (now - looked) / share / together;
         }
     }
 
@@ -288,24 +290,24 @@ mod tests {
         recovery.begin_anew(owing.iter().copied(), s(100));
         let busy = |session| (session == 3).then_some(s(99));
         let held_up = |recovery: &Recovery| [1, 2, 3].map(|session| recovery.held_up_by(session).as_secs());
-        recovery.look(s(106), &owing, busy);
-        assert_eq!(held_up(&recovery), [6, 6, 1], "a request of the third one takes long");
+        recovery.look(s(112), &owing, busy);
+        assert_eq!(held_up(&recovery), [4, 4, 1], "a request of the third one takes long");
         recovery.wants(1, 5);
         recovery.wants(2, 9);
         recovery.wants(3, 7);
-        recovery.look(s(112), &owing, |_| None);
-        assert_eq!(held_up(&recovery), [12, 6, 1], "it is the turn of the first one");
+        recovery.look(s(118), &owing, |_| None);
+        assert_eq!(held_up(&recovery), [10, 4, 1], "it is the turn of the first one");
         recovery.has_made(1, 5);
         recovery.wants_no_more(1, 5);
         recovery.wants(1, 10);
-        recovery.progressed(1, s(113));
-        recovery.look(s(118), &owing, |_| None);
-        assert_eq!(held_up(&recovery), [12, 6, 7], "and of the third one");
+        recovery.progressed(1, s(119));
+        recovery.look(s(124), &owing, |_| None);
+        assert_eq!(held_up(&recovery), [10, 4, 7], "and of the third one");
         recovery.begin_anew(owing.iter().copied(), s(200));
         recovery.look(s(206), &owing, |_| Some(s(203)));
-        assert_eq!(held_up(&recovery), [12, 6, 13], "what has begun since the last look is no excuse");
+        assert_eq!(held_up(&recovery), [10, 4, 13], "what has begun since the last look is no excuse");
         recovery.end(3, true);
         recovery.look(s(212), &BTreeSet::from([1, 2]), |_| None);
-        assert_eq!(held_up(&recovery), [12, 12, 0]);
+        assert_eq!(held_up(&recovery), [10, 10, 0]);
     }
 }

@@ -112,9 +112,10 @@ impl Unanswered {
             let is_held_up = busy_since.is_some_and(|since| since <= looked);
             let is_excused = *waits && is_another_stuck;
             let is_late = known.get(session).is_some_and(|owed| owed.call == *call);
-            if is_late && !is_held_up && !is_excused {
+            if is_late {
                 let late = before.remove(session).unwrap_or_default();
-                self.late.insert(*session, late + (now - looked));
+                let more = if is_held_up || is_excused { Duration::ZERO } else { now - looked };
+                self.late.insert(*session, late + more);
             }
             let owed = match known.get(session) {
                 Some(owed) if owed.call == *call && !is_held_up => {
@@ -126,7 +127,8 @@ impl Unanswered {
             self.since.insert(*session, owed);
         }
         let left = before.into_iter().map(|(session, late)| (session, late.saturating_sub(now - looked)));
-        self.late.extend(left.filter(|(_, late)| !late.is_zero()));
+        self.late.extend(left);
+        self.late.retain(|_, late| !late.is_zero());
         assert_eq!(self.since.len(), oldest.len(), "a session that owes nothing is forgotten");
         let counted = |owed: &Owed| {
             let excused = ((now - owed.first) / MOST_EXCUSED).max((now - owed.begun) / MOST_HELD_UP);
@@ -234,6 +236,19 @@ mod tests {
             });
             assert_eq!(at, often, "{looks} looks, pause {pause}");
         }
+    }
+
+    /// Two clients that wait in turns for what the other one holds.
+    #[test]
+    fn late_time_stays_while_a_session_is_excused() {
+        let (limit, mut unanswered) = (Duration::from_secs(30), Unanswered::default());
+        let often = (0..100).find(|look| {
+            let (turn, call) = (look / 4 % 2 == 0, 100 + look / 4 * 2);
+            let both = BTreeMap::from([(7, owes(call, turn)), (8, owes(call + 1, !turn))]);
+            unanswered.look(Duration::from_secs(1000 + 6 * look), &both);
+            unanswered.is_often_late(7, limit)
+        });
+        assert_eq!(often, Some(71));
     }
 
     #[test]

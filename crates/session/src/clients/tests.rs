@@ -816,6 +816,27 @@ fn news_that_a_client_saw_before_a_restart_hide_none() {
     });
 }
 
+/// Regression: on a store whose rows were full nobody could begin a session to remove something.
+#[test]
+fn a_session_begins_when_the_rows_are_full() {
+    with_two_clients(async |bench| {
+        let mut number = 0;
+        for size in [10_000, 100, 0] {
+            loop {
+                number += 1;
+                let mut writes = WriteSet::new();
+                writes.put(format!("fill {number}").into_bytes(), vec![7; size]);
+                if bench.kv.commit(writes).await.is_err() {
+                    break;
+                }
+            }
+        }
+        let mut writes = WriteSet::new();
+        let _serving = bench.clients.begin_session(key_of(3), far(3), &mut writes);
+        bench.kv.commit(writes).await.unwrap();
+    });
+}
+
 /// Runs a test on a service that has just started again and knows these sessions.
 fn after_a_restart(sessions: &[u64], test: impl AsyncFnOnce(&Bench)) {
     let world = World::new(9);

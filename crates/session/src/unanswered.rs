@@ -2,7 +2,7 @@
 //!
 //! Others wait for the answer, so such a session must end like one that is silent. A client needs the
 //! service for its answer: it syncs what it has cached. So no time counts while the service has been
-//! executing one of its requests for long.
+//! executing one of its requests for long, up to twenty times the time that others have.
 //!
 //! A client may also need the answer of another one before it can give its own. Only the one on which the
 //! others wait must end. So no time counts for a session that waits itself while there is another one that
@@ -12,7 +12,7 @@
 //!
 //! A client that answers each call late, but in time, would still hold up the others for ever. So late time
 //! is added up: that of a call which is the oldest of its session at two looks in a row. It goes again with
-//! time in which nothing is late, at the same rate.
+//! time in which nothing is late, at the same rate, and stays while the session is excused.
 //!
 //! Owns no calls and no sessions: it compares what it is shown from time to time. The time of a call is known
 //! only up to the interval between two looks.

@@ -20,7 +20,9 @@ pub(crate) struct LastDir {
     running: Cell<u64>,
 }
 
-/// A change under way, until this is dropped.
+/// A change under way. If this is dropped before its end, the change is abandoned and may be made at any time
+/// from then on: it counts as under way for ever.
+#[must_use]
 pub(crate) struct Change<'a> {
     of: &'a LastDir,
     number: u64,
@@ -44,17 +46,12 @@ impl LastDir {
 }
 
 impl Change<'_> {
-    /// The change has left a directory like this. `owned` is the ownership that has lasted since it began, if
-    /// there was one.
-    pub(crate) fn leaves(self, dir: &Attr, owned: Option<Ownership>) {
+    /// The change has ended. It has left a directory like this, if that is known. `owned` is the ownership
+    /// that has lasted since it began, if there was one.
+    pub(crate) fn ends(self, dir: Option<&Attr>, owned: Option<Ownership>) {
         if self.of.running.get() == 1 && self.of.begun.get() == self.number {
-            *self.of.last.borrow_mut() = owned.map(|owned| (dir.clone(), owned));
+            *self.of.last.borrow_mut() = dir.cloned().zip(owned);
         }
-    }
-}
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
         self.of.running.set(self.of.running.get() - 1);
     }
 }
@@ -69,15 +66,15 @@ mod tests {
         let dir = |ino, nlink| Attr { ino, nlink, ..Attr::default() };
         let id = |ino| FileId::of_numbers(0, ino);
         let found = |now| last.get(id(7), now).map(|attr| attr.nlink);
-        last.begins().leaves(&dir(7, 3), owned);
+        last.begins().ends(Some(&dir(7, 3)), owned);
         assert_eq!(found(owned), Some(3));
         assert!(found(None).is_none() && found(Some(Ownership::Alone { start: 1, time: 2 })).is_none());
         assert!(last.get(id(8), owned).is_none());
         let change = last.begins();
         assert!(found(owned).is_none(), "it may be made now");
-        drop(change);
+        change.ends(None, owned);
         assert!(found(owned).is_none(), "it may have been made");
-        last.begins().leaves(&dir(7, 4), None);
+        last.begins().ends(Some(&dir(7, 4)), None);
         assert!(found(None).is_none(), "others may change it");
     }
 
@@ -87,11 +84,14 @@ mod tests {
         let dir = |nlink| Attr { ino: 7, nlink, ..Attr::default() };
         let found = || last.get(FileId::of_numbers(0, 7), owned).map(|attr| attr.nlink);
         let (first, second) = (last.begins(), last.begins());
-        second.leaves(&dir(4), owned);
+        second.ends(Some(&dir(4)), owned);
         assert!(found().is_none(), "the first one may come after it");
-        first.leaves(&dir(3), owned);
+        first.ends(Some(&dir(3)), owned);
         assert!(found().is_none(), "the second one was begun after it");
-        last.begins().leaves(&dir(5), owned);
+        last.begins().ends(Some(&dir(5)), owned);
         assert_eq!(found(), Some(5));
+        drop(last.begins());
+        last.begins().ends(Some(&dir(6)), owned);
+        assert!(found().is_none(), "an abandoned change may come at any time");
     }
 }

@@ -361,12 +361,12 @@ impl Session {
             self.kept.room().await?;
         }
         let (change, owned) = (self.last_dir.begins(), self.owns_all());
-        let (sequence, reply): (u64, R) =
-            self.once_in(async || self.slots.take().await, kind, branch, body).await?;
+        let outcome: Result<(u64, R), Failure> =
+            self.once_in(async || self.slots.take().await, kind, branch, body).await;
+        let dir = outcome.as_ref().ok().and_then(|(_, reply)| reply.dir());
+        change.ends(dir, owned.filter(|_| owned == self.owns_all()));
+        let (sequence, reply) = outcome?;
         self.keep((kind, branch, sequence), body, &reply, self.sent.names());
-        if let Some(dir) = reply.dir() {
-            change.leaves(dir, owned.filter(|_| owned == self.owns_all()));
-        }
         Ok(reply)
     }
 

@@ -111,9 +111,7 @@ impl KnownSizes {
 
     /// Records the size in a reply to a change of size, which the kernel takes whatever it knew before.
     pub(crate) fn is_cut(&self, file: FileId, bytes: u64) {
-        if let Some(known) = self.files.borrow_mut().get_mut(&file) {
-            (known.bytes, known.since) = (bytes, bytes);
-        }
+        self.is_answered(file, bytes, false);
     }
 
     /// True if a program of this mount may write to the file.

@@ -38,10 +38,6 @@ use tokio::sync::Notify;
 /// is alive.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// The least time that a client has for its answer to a call. It may have to drop and sync much, while its
-/// host is busy.
-const LEAST_TO_ANSWER: Duration = Duration::from_secs(10);
-
 /// A session may be the one for which the others wait in a recovery for so many lease times in all.
 const MOST_SHARE: u32 = 10;
 
@@ -274,7 +270,7 @@ impl Clients {
     /// True if this session, that survived a restart, does nothing to recover, or has done something for too
     /// long.
     pub fn is_stuck_in_recovery(&self, info: &SessionInfo) -> bool {
-        let Some(limit) = info.lease.map(|lease| lease.max(LEAST_TO_ANSWER)) else { return false };
+        let Some(limit) = info.time_to_answer() else { return false };
         let recovery = self.recovery.borrow();
         let is_idle =
             self.env.now().checked_sub(limit).is_some_and(|since| recovery.is_stuck(info.id, since));
@@ -558,7 +554,7 @@ impl Clients {
         let owed_opens = self.owes_opens(id);
         let opens = self.sessions.borrow_mut().remove(id)?;
         // Others may have waited for it before they could answer.
-        if self.leases.borrow().oldest_calls().contains_key(&id) {
+        if self.leases.borrow().oldest_call(id).is_some() {
             let leases = self.leases.borrow();
             let sessions = self.sessions.borrow();
             let waiting = sessions.numbers().filter(|other| leases.holds_up(*other));
@@ -658,14 +654,14 @@ impl Clients {
         let oldest: BTreeMap<u64, Oldest> = calls.into_iter().map(oldest).collect();
         let infos = sessions.infos(self.env.now()).into_iter();
         let mut infos: BTreeMap<u64, SessionInfo> = infos.map(|info| (info.id, info)).collect();
-        let limit = |session| infos.get(&session)?.lease.map(|lease| lease.max(LEAST_TO_ANSWER));
+        let limit = |session| infos.get(&session).and_then(SessionInfo::time_to_answer);
         let to_end = self.unanswered.borrow_mut().must_end(self.env.now(), &oldest, limit);
         to_end.into_iter().filter_map(|id| Some((infos.remove(&id)?, oldest[&id].call))).collect()
     }
 
     /// True if a session has not answered a call yet.
     pub fn owes_answer(&self, session: u64, call: u64) -> bool {
-        self.leases.borrow().oldest_calls().get(&session) == Some(&call)
+        self.leases.borrow().oldest_call(session) == Some(call)
     }
 
     /// Lease time of remote clients' sessions that start from now on.

@@ -700,6 +700,11 @@ impl Leases {
         self.waiting.holds_up(session)
     }
 
+    /// The number of the oldest call to a session that is not answered.
+    pub(crate) fn oldest_call(&self, session: u64) -> Option<u64> {
+        self.calls.numbers_of(session, 0).next()
+    }
+
     /// The number of the oldest call to each session that is not answered.
     pub(crate) fn oldest_calls(&self) -> BTreeMap<u64, u64> {
         self.calls.oldest()

@@ -173,6 +173,7 @@ impl Recovery {
         busy_since: impl Fn(u64) -> Option<Duration>,
     ) {
         let looked = std::mem::replace(&mut self.looked, now);
+        assert!(looked <= now, "a look follows the one before");
         let waits_for_others = |session: u64| {
             let wanted = self.wanted.get(&session).and_then(Counts::first);
             wanted.is_some_and(|number| !self.is_next(number, owing.iter().copied()))

@@ -100,6 +100,10 @@ pub(crate) struct Gone {
     pub(crate) departures: u64,
 }
 
+/// The least time that a client has for its answer to a call. It may have to drop and sync much, while its
+/// host is busy.
+const LEAST_TO_ANSWER: Duration = Duration::from_secs(10);
+
 /// A request that is being executed.
 #[derive(Clone, Copy, Debug)]
 struct Active {
@@ -134,6 +138,12 @@ pub struct SessionInfo {
 }
 
 impl SessionInfo {
+    /// The time after which a session that holds up others must end: its lease time, 10 s at least
+    /// (`LEAST_TO_ANSWER`). None for a client of this process.
+    pub(crate) fn time_to_answer(&self) -> Option<Duration> {
+        self.lease.map(|lease| lease.max(LEAST_TO_ANSWER))
+    }
+
     /// True if its client has been silent for longer than its lease.
     pub fn is_silent(&self) -> bool {
         self.lease.is_some_and(|lease| self.silent > lease)

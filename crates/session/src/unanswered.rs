@@ -101,6 +101,7 @@ impl Unanswered {
     /// Takes in the sessions that owe an answer now. Returns how long each has owed the same one.
     fn look(&mut self, now: Duration, oldest: &BTreeMap<u64, Oldest>) -> BTreeMap<u64, Duration> {
         let looked = std::mem::replace(&mut self.looked, now);
+        assert!(looked <= now, "a look follows the one before");
         let known = std::mem::take(&mut self.since);
         // One that has just been called is not stuck: it will answer.
         let is_stuck = |(session, one): (&u64, &Oldest)| {
@@ -111,18 +112,17 @@ impl Unanswered {
         for (session, Oldest { call, busy_since, waits }) in oldest {
             let is_held_up = busy_since.is_some_and(|since| since <= looked);
             let is_excused = *waits && is_another_stuck;
-            let is_late = known.get(session).is_some_and(|owed| owed.call == *call);
-            if is_late {
+            let same = known.get(session).filter(|owed| owed.call == *call);
+            if same.is_some() {
                 let late = before.remove(session).unwrap_or_default();
                 let more = if is_held_up || is_excused { Duration::ZERO } else { now - looked };
                 self.late.insert(*session, late + more);
             }
-            let owed = match known.get(session) {
-                Some(owed) if owed.call == *call && !is_held_up => {
-                    Owed { since: if is_excused { now } else { owed.since }, ..*owed }
-                }
-                Some(owed) if owed.call == *call => Owed { since: now, first: now, ..*owed },
-                _ => Owed { call: *call, since: now, first: now, begun: now },
+            let owed = match same {
+                Some(owed) if is_held_up => Owed { since: now, first: now, ..*owed },
+                Some(owed) if is_excused => Owed { since: now, ..*owed },
+                Some(owed) => *owed,
+                None => Owed { call: *call, since: now, first: now, begun: now },
             };
             self.since.insert(*session, owed);
         }

@@ -28,17 +28,56 @@ struct Ticket {
     errno: u16,
 }
 
+/// Changes that wait, by file and by session.
+#[derive(Debug, Default)]
+struct Changes {
+    by_file: BTreeSet<(FileId, u64)>,
+    by_session: BySession,
+}
+
+impl Changes {
+    /// A session waits to change a file. Returns false if it did before.
+    fn add(&mut self, file: FileId, session: u64) -> bool {
+        let is_new = self.by_file.insert((file, session));
+        if is_new {
+            self.by_session.add(session, file);
+        }
+        is_new
+    }
+
+    /// A session does not wait any more to change a file. Returns false if it did not.
+    fn remove(&mut self, file: FileId, session: u64) -> bool {
+        let was_there = self.by_file.remove(&(file, session));
+        if was_there {
+            self.by_session.remove(session, file);
+        }
+        was_there
+    }
+
+    /// The sessions that wait to change a file.
+    fn sessions(&self, file: FileId) -> Vec<u64> {
+        self.by_file.range((file, 0)..=(file, u64::MAX)).map(|(_, session)| *session).collect()
+    }
+
+    fn files(&self) -> impl Iterator<Item = FileId> {
+        self.by_file.iter().map(|(file, _)| *file)
+    }
+
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.by_file.is_empty() && self.by_session.is_empty()
+    }
+}
+
 /// All requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     leases: HashMap<FileId, VecDeque<Wanted>>,
     wanting: BySession,
     /// Changes of size.
-    resizing: BTreeSet<(FileId, u64)>,
-    resizers: BySession,
+    resizing: Changes,
     /// Changes of other attributes and of names.
-    changing: BTreeSet<(FileId, u64)>,
-    changers: BySession,
+    changing: Changes,
     joining: BTreeSet<u64>,
     /// By session and number of the client.
     tickets: BTreeMap<(u64, u64), Ticket>,
@@ -99,60 +138,55 @@ impl Waiting {
 
     /// The files on whose leases, sizes or attributes somebody waits.
     pub(super) fn files(&self) -> BTreeSet<FileId> {
-        let changed = self.resizing.iter().chain(&self.changing).map(|(file, _)| *file);
-        self.leases.keys().copied().chain(changed).collect()
+        self.leases.keys().copied().chain(self.resizing.files()).chain(self.changing.files()).collect()
     }
 
     /// A session waits to change the size of a file.
     pub(super) fn resize(&mut self, file: FileId, session: u64) {
-        if self.resizing.insert((file, session)) {
-            self.resizers.add(session, file);
+        if self.resizing.add(file, session) {
             self.counts.add(session);
         }
     }
 
     /// A session changes the size of a file now, or does not want to any more.
     pub(super) fn end_resize(&mut self, file: FileId, session: u64) {
-        if self.resizing.remove(&(file, session)) {
-            self.resizers.remove(session, file);
+        if self.resizing.remove(file, session) {
             self.counts.take(session, 1);
         }
     }
 
     /// True if a session waits to change the size of this file.
     pub(super) fn resizes(&self, file: FileId, session: u64) -> bool {
-        self.resizing.contains(&(file, session))
+        self.resizing.by_file.contains(&(file, session))
     }
 
     /// True if a session waits to change the size of any file.
     pub(super) fn resizes_any(&self, session: u64) -> bool {
-        self.resizers.count(session) > 0
+        self.resizing.by_session.count(session) > 0
     }
 
     /// The sessions that wait to change the size of a file.
     pub(super) fn resizers(&self, file: FileId) -> Vec<u64> {
-        self.resizing.range((file, 0)..=(file, u64::MAX)).map(|(_, session)| *session).collect()
+        self.resizing.sessions(file)
     }
 
     /// A session waits to change the attributes of an inode.
     pub(super) fn change(&mut self, file: FileId, session: u64) {
-        if self.changing.insert((file, session)) {
-            self.changers.add(session, file);
+        if self.changing.add(file, session) {
             self.counts.add(session);
         }
     }
 
     /// A session does not wait to change the attributes of an inode any more.
     pub(super) fn end_change(&mut self, file: FileId, session: u64) {
-        if self.changing.remove(&(file, session)) {
-            self.changers.remove(session, file);
+        if self.changing.remove(file, session) {
             self.counts.take(session, 1);
         }
     }
 
     /// The sessions that wait to change the attributes of an inode.
     pub(super) fn changers(&self, file: FileId) -> Vec<u64> {
-        self.changing.range((file, 0)..=(file, u64::MAX)).map(|(_, session)| *session).collect()
+        self.changing.sessions(file)
     }
 
     /// A session waits to take part.
@@ -196,8 +230,8 @@ impl Waiting {
     #[cfg(test)]
     pub(super) fn is_anything_noted(&self) -> bool {
         let changes = !self.resizing.is_empty() || !self.changing.is_empty();
-        let is_listed = [&self.wanting, &self.resizers, &self.changers].iter().any(|list| !list.is_empty());
-        let nothing = self.leases.is_empty() && !changes && !is_listed && self.tickets.is_empty();
+        let wants = !self.leases.is_empty() || !self.wanting.is_empty();
+        let nothing = !wants && !changes && self.tickets.is_empty();
         !nothing || !self.counts.is_empty()
     }
 
@@ -211,10 +245,10 @@ impl Waiting {
     pub(super) fn end(&mut self, session: u64) -> BTreeSet<FileId> {
         let mut files: BTreeSet<FileId> = self.wanting.files(session).collect();
         files.iter().for_each(|file| assert!(self.end_want(*file, session), "it waits for {file}"));
-        let resized: Vec<FileId> = self.resizers.files(session).collect();
+        let resized: Vec<FileId> = self.resizing.by_session.files(session).collect();
         resized.iter().for_each(|file| self.end_resize(*file, session));
         files.extend(resized);
-        let changed: Vec<FileId> = self.changers.files(session).collect();
+        let changed: Vec<FileId> = self.changing.by_session.files(session).collect();
         changed.into_iter().for_each(|file| self.end_change(file, session));
         self.joining.remove(&session);
         let tickets = self.tickets.range((session, 0)..=(session, u64::MAX)).map(|(ticket, _)| *ticket);

@@ -268,6 +268,12 @@ impl Client {
         if open { direct.opened(file) } else { direct.closed(file) }
     }
 
+    /// True if nothing of this client is left that may still alter the attributes of a file: no change of
+    /// names or attributes is under way, and the file is not open here and has no unsynced writes.
+    pub fn is_settled(&self, file: FileId) -> bool {
+        self.session.last_dir().is_idle() && !self.session.files().contains(file)
+    }
+
     /// True if a direct write of a file is done and the kernel may still have pages from before it.
     pub fn has_unseen_writes(&self, file: FileId) -> bool {
         self.session.direct().has_unseen(file)

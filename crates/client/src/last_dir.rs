@@ -37,6 +37,11 @@ impl LastDir {
         Change { of: self, number: self.begun.get() }
     }
 
+    /// True if no change is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.get() == 0
+    }
+
     /// The attributes of a directory, if it is the last one and this client has been the sole one since.
     pub(crate) fn get(&self, file: FileId, now: Option<Ownership>) -> Option<Attr> {
         let last = self.last.borrow();
@@ -70,8 +75,9 @@ mod tests {
         assert_eq!(found(owned), Some(3));
         assert!(found(None).is_none() && found(Some(Ownership::Alone { start: 1, time: 2 })).is_none());
         assert!(last.get(id(8), owned).is_none());
+        assert!(last.is_idle());
         let change = last.begins();
-        assert!(found(owned).is_none(), "it may be made now");
+        assert!(!last.is_idle() && found(owned).is_none(), "it may be made now");
         change.ends(None, owned);
         assert!(found(owned).is_none(), "it may have been made");
         last.begins().ends(Some(&dir(7, 4)), None);
@@ -92,6 +98,6 @@ mod tests {
         assert_eq!(found(), Some(5));
         drop(last.begins());
         last.begins().ends(Some(&dir(6)), owned);
-        assert!(found().is_none(), "an abandoned change may come at any time");
+        assert!(!last.is_idle() && found().is_none(), "an abandoned change may come at any time");
     }
 }

@@ -27,8 +27,8 @@ use penstock_base::{
 };
 use penstock_wire::data::{ChunkRef, SpaceRef, decode_reply, encode_commit, encode_space, encode_write};
 use penstock_wire::metadata::{
-    Attr, AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, LockReply, LockRequest,
-    RepeatRequest, Reply, SetAttrRequest, Time,
+    AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, LockReply, LockRequest, RepeatRequest,
+    Reply, SetAttrRequest, Time,
 };
 use penstock_wire::{Failure, Frame, Kind, Transport};
 use prost::Message;
@@ -372,12 +372,12 @@ impl Session {
 
     /// The current period as the sole client; `None` if there are others.
     pub(crate) fn owns_all(&self) -> Option<Ownership> {
-        self.leases.owns_all(self.restarts.changes())
+        self.leases.owns_all(self.restarts.changes()).filter(|_| !self.is_over())
     }
 
-    /// The directory that this client has changed last, if these are its attributes.
-    pub(crate) fn last_dir(&self, file: FileId) -> Option<Attr> {
-        self.last_dir.get(file, self.owns_all().filter(|_| !self.is_over()))
+    /// The directory that this client has changed last.
+    pub(crate) fn last_dir(&self) -> &LastDir {
+        &self.last_dir
     }
 
     /// Keeps a change that was acknowledged, under this number of the changes that were sent.

@@ -40,6 +40,9 @@ impl Session {
     /// has its last ones.
     async fn attr_for_kernel(&self, request: &Request) -> Result<Attr, Errno> {
         let file = request.file;
+        if let Some(attr) = self.just_found(file) {
+            return Ok(attr);
+        }
         match self.attr_of(file).await {
             Ok(attr) => {
                 self.nodes.note(&attr);
@@ -47,6 +50,14 @@ impl Session {
             }
             Err(failure) => self.nameless(request, &failure).ok_or_else(|| errno(&failure)),
         }
+    }
+
+    /// The attributes of an inode that the request before this one has looked up, if they are those of now.
+    fn just_found(&self, file: FileId) -> Option<Attr> {
+        let attr = self.cache.last_found.take(file, self.client.owns_all())?;
+        let is_settled =
+            self.client.is_settled(file) && !self.cache.may_ignore_size(file) && !self.cache.is_telling(file);
+        is_settled.then_some(attr)
     }
 
     /// The last descriptor of an inode may be closed now: if it has no name, its state then is kept.

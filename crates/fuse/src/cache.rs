@@ -17,6 +17,7 @@ use crate::given::{AllGiven, Name};
 use crate::guard::abort;
 use crate::hide::{Left, Part, hide};
 use crate::known::KnownSizes;
+use crate::last_found::LastFound;
 use crate::last_lookups::LastLookups;
 use crate::locked::Locked;
 use crate::looks::Looks;
@@ -76,6 +77,7 @@ pub(crate) struct Cache {
     /// The names and attributes that the kernel got under leases.
     pub(crate) given: AllGiven,
     pub(crate) last_lookups: LastLookups,
+    pub(crate) last_found: LastFound,
     /// True if the kernel knows notices that let names expire.
     expires: Cell<bool>,
 }
@@ -107,6 +109,7 @@ impl Cache {
             asker: Asker::new(env, mount, connection),
             given: AllGiven::new(env),
             last_lookups: LastLookups::default(),
+            last_found: LastFound::default(),
             expires: Cell::new(false),
         })
     }

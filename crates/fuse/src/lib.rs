@@ -22,6 +22,7 @@ mod given;
 mod guard;
 mod hide;
 mod known;
+mod last_found;
 mod last_lookups;
 mod latency;
 mod listing;

@@ -58,7 +58,11 @@ impl Session {
         let (names, name) = (self.names_of(request.file), request.name(0, 0)?);
         let (last, thread) = (&self.cache.last_lookups, request.header.pid);
         let row = (!self.client.is_alone()).then(|| last.take(thread));
+        let lookup = self.cache.last_found.begins(self.cache.serving.get(), self.client.owns_all());
         let found = self.client.lookup(request.file, name).await;
+        if let (Some(lookup), Ok(attr)) = (lookup, &found) {
+            self.cache.last_found.ends(lookup, attr, self.client.owns_all());
+        }
         if row.is_some() || !self.client.is_alone() {
             let mut row = row.unwrap_or_else(|| last.take(thread));
             let is_stranger = match &found {

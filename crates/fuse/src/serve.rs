@@ -29,6 +29,9 @@ pub(crate) async fn run(session: Rc<Session>, env: Env) -> io::Result<()> {
                     op::INIT => session.init(*request),
                     _ => {
                         session.cache.serving.set(session.cache.serving.get() + 1);
+                        if !matches!(request.header.opcode, op::FORGET | op::BATCH_FORGET) {
+                            session.cache.last_found.received();
+                        }
                         let mut work = Box::pin(serve(session.clone(), env.clone(), *request));
                         // Most requests end in the first poll. Only those that wait become tasks.
                         if poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await.is_pending() {

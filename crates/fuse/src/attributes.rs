@@ -54,10 +54,15 @@ impl Session {
 
     /// The attributes of an inode that the request before this one has looked up, if they are those of now.
     fn just_found(&self, file: FileId) -> Option<Attr> {
-        let attr = self.cache.last_found.take(file, self.client.owns_all())?;
+        let (attr, owned) = self.cache.last_found.take(file)?;
+        // No other client has changed anything since the service read them.
+        let is_owned = match owned {
+            Some(_) => owned == self.client.owns_all(),
+            None => self.client.caches_attributes(&attr),
+        };
         let is_settled =
             self.client.is_settled(file) && !self.cache.may_ignore_size(file) && !self.cache.is_telling(file);
-        is_settled.then_some(attr)
+        (is_owned && is_settled).then_some(attr)
     }
 
     /// The last descriptor of an inode may be closed now: if it has no name, its state then is kept.

@@ -61,7 +61,7 @@ impl Session {
         let lookup = self.cache.last_found.begins(self.cache.serving.get(), self.client.owns_all());
         let found = self.client.lookup(request.file, name).await;
         if let (Some(lookup), Ok(attr)) = (lookup, &found) {
-            self.cache.last_found.ends(lookup, attr, self.client.owns_all());
+            self.cache.last_found.ends(lookup, attr);
         }
         if row.is_some() || !self.client.is_alone() {
             let mut row = row.unwrap_or_else(|| last.take(thread));

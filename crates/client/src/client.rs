@@ -144,7 +144,7 @@ impl Client {
 
     fn caches_under(&self, file: FileId, lease: Option<u64>) -> bool {
         let (leases, now) = (self.session.leases(), self.session.env().now());
-        lease.is_some_and(|lease| leases.uses_attributes(file, lease, now))
+        !self.session.is_over() && lease.is_some_and(|lease| leases.uses_attributes(file, lease, now))
     }
 
     /// True if other clients use the file system, or did: the kernel may have sizes cached that they have

@@ -105,7 +105,7 @@ impl Session {
 
     /// Returns the attributes of an inode.
     pub(crate) async fn attributes(&self, file: FileId) -> Result<Attr, Failure> {
-        if let Some(dir) = self.last_dir().get(file, self.owns_all()) {
+        if let Some(dir) = self.last_dir().get(file, self.owns_all(), self.env().now()) {
             return Ok(dir);
         }
         let mark = self.recent().mark();

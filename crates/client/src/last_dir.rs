@@ -5,19 +5,32 @@
 //!
 //! Invariant: the attributes are those of now. They come with the reply to the newest change of names or
 //! attributes, while no other one is under way, and the next change drops them. Other clients change nothing
-//! while the ownership lasts, and nothing but such changes alters the attributes of a directory.
+//! while the ownership lasts, and nothing but such changes alters the attributes of a directory. An
+//! administrator may have ended the session, which this client learns with the next reply only: so they count
+//! for a moment, as in the kernel.
 
 use crate::leases::Ownership;
 use penstock_base::FileId;
 use penstock_wire::metadata::Attr;
 use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+/// The longest time for which attributes count, from the beginning of the change.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// The attributes of the directory, and the changes under way.
 #[derive(Default)]
 pub(crate) struct LastDir {
-    last: RefCell<Option<(Attr, Ownership)>>,
+    last: RefCell<Option<Last>>,
     begun: Cell<u64>,
     running: Cell<u64>,
+}
+
+struct Last {
+    attr: Attr,
+    owned: Ownership,
+    /// The time when the change began.
+    began: Duration,
 }
 
 /// A change under way. If this is dropped before its end, the change is abandoned and may be made at any time
@@ -26,15 +39,16 @@ pub(crate) struct LastDir {
 pub(crate) struct Change<'a> {
     of: &'a LastDir,
     number: u64,
+    began: Duration,
 }
 
 impl LastDir {
     /// A change begins.
-    pub(crate) fn begins(&self) -> Change<'_> {
+    pub(crate) fn begins(&self, now: Duration) -> Change<'_> {
         self.last.take();
         self.begun.set(self.begun.get() + 1);
         self.running.set(self.running.get() + 1);
-        Change { of: self, number: self.begun.get() }
+        Change { of: self, number: self.begun.get(), began: now }
     }
 
     /// True if no change is under way.
@@ -42,11 +56,13 @@ impl LastDir {
         self.running.get() == 0
     }
 
-    /// The attributes of a directory, if it is the last one and this client has been the sole one since.
-    pub(crate) fn get(&self, file: FileId, now: Option<Ownership>) -> Option<Attr> {
+    /// The attributes of a directory, if it is the last one and this client has been the sole one since, with
+    /// the ownership of now.
+    pub(crate) fn get(&self, file: FileId, owned: Option<Ownership>, now: Duration) -> Option<Attr> {
         let last = self.last.borrow();
-        let (attr, since) = last.as_ref()?;
-        (attr.file() == file && Some(*since) == now).then(|| attr.clone())
+        let last = last.as_ref()?;
+        let counts = last.attr.file() == file && Some(last.owned) == owned && now < last.began + KEPT;
+        counts.then(|| last.attr.clone())
     }
 }
 
@@ -55,7 +71,8 @@ impl Change<'_> {
     /// that has lasted since it began, if there was one.
     pub(crate) fn ends(self, dir: Option<&Attr>, owned: Option<Ownership>) {
         if self.of.running.get() == 1 && self.of.begun.get() == self.number {
-            *self.of.last.borrow_mut() = dir.cloned().zip(owned);
+            let last = dir.cloned().zip(owned);
+            *self.of.last.borrow_mut() = last.map(|(attr, owned)| Last { attr, owned, began: self.began });
         }
         self.of.running.set(self.of.running.get() - 1);
     }
@@ -65,22 +82,24 @@ impl Change<'_> {
 mod tests {
     use super::*;
 
+    const NOW: Duration = Duration::from_secs(100);
+
     #[test]
     fn the_directory_is_known_until_the_next_change_begins() {
         let (last, owned) = (LastDir::default(), Some(Ownership::Alone { start: 1, time: 1 }));
         let dir = |ino, nlink| Attr { ino, nlink, ..Attr::default() };
         let id = |ino| FileId::of_numbers(0, ino);
-        let found = |now| last.get(id(7), now).map(|attr| attr.nlink);
-        last.begins().ends(Some(&dir(7, 3)), owned);
+        let found = |now| last.get(id(7), now, NOW).map(|attr| attr.nlink);
+        last.begins(NOW).ends(Some(&dir(7, 3)), owned);
         assert_eq!(found(owned), Some(3));
         assert!(found(None).is_none() && found(Some(Ownership::Alone { start: 1, time: 2 })).is_none());
-        assert!(last.get(id(8), owned).is_none());
+        assert!(last.get(id(8), owned, NOW).is_none());
         assert!(last.is_idle());
-        let change = last.begins();
+        let change = last.begins(NOW);
         assert!(!last.is_idle() && found(owned).is_none(), "it may be made now");
         change.ends(None, owned);
         assert!(found(owned).is_none(), "it may have been made");
-        last.begins().ends(Some(&dir(7, 4)), None);
+        last.begins(NOW).ends(Some(&dir(7, 4)), None);
         assert!(found(None).is_none(), "others may change it");
     }
 
@@ -88,16 +107,24 @@ mod tests {
     fn no_other_change_is_under_way_or_later() {
         let (last, owned) = (LastDir::default(), Some(Ownership::Alone { start: 1, time: 1 }));
         let dir = |nlink| Attr { ino: 7, nlink, ..Attr::default() };
-        let found = || last.get(FileId::of_numbers(0, 7), owned).map(|attr| attr.nlink);
-        let (first, second) = (last.begins(), last.begins());
+        let found = || last.get(FileId::of_numbers(0, 7), owned, NOW).map(|attr| attr.nlink);
+        let (first, second) = (last.begins(NOW), last.begins(NOW));
         second.ends(Some(&dir(4)), owned);
         assert!(found().is_none(), "the first one may come after it");
         first.ends(Some(&dir(3)), owned);
         assert!(found().is_none(), "the second one was begun after it");
-        last.begins().ends(Some(&dir(5)), owned);
+        last.begins(NOW).ends(Some(&dir(5)), owned);
         assert_eq!(found(), Some(5));
-        drop(last.begins());
-        last.begins().ends(Some(&dir(6)), owned);
+        drop(last.begins(NOW));
+        last.begins(NOW).ends(Some(&dir(6)), owned);
         assert!(!last.is_idle() && found().is_none(), "an abandoned change may come at any time");
+    }
+
+    #[test]
+    fn the_directory_is_known_for_a_moment() {
+        let (last, owned) = (LastDir::default(), Some(Ownership::Alone { start: 1, time: 1 }));
+        last.begins(NOW).ends(Some(&Attr { ino: 7, ..Attr::default() }), owned);
+        let found = |now| last.get(FileId::of_numbers(0, 7), owned, now).is_some();
+        assert!(found(NOW + KEPT - Duration::from_nanos(1)) && !found(NOW + KEPT));
     }
 }

@@ -360,7 +360,7 @@ impl Session {
         if !matches!(kind, Kind::Unlink | Kind::SetAttr) {
             self.kept.room().await?;
         }
-        let (change, owned) = (self.last_dir.begins(), self.owns_all());
+        let (change, owned) = (self.last_dir.begins(self.env.now()), self.owns_all());
         let outcome: Result<(u64, R), Failure> =
             self.once_in(async || self.slots.take().await, kind, branch, body).await;
         let dir = outcome.as_ref().ok().and_then(|(_, reply)| reply.dir());

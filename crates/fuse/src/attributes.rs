@@ -54,7 +54,7 @@ impl Session {
 
     /// The attributes of an inode that the request before this one has looked up, if they are those of now.
     fn just_found(&self, file: FileId) -> Option<Attr> {
-        let (attr, owned) = self.cache.last_found.take(file)?;
+        let (attr, owned) = self.cache.last_found.take(file, self.cache.env().now())?;
         // No other client has changed anything since the service read them.
         let is_owned = match owned {
             Some(_) => owned == self.client.owns_all(),

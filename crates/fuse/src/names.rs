@@ -58,7 +58,8 @@ impl Session {
         let (names, name) = (self.names_of(request.file), request.name(0, 0)?);
         let (last, thread) = (&self.cache.last_lookups, request.header.pid);
         let row = (!self.client.is_alone()).then(|| last.take(thread));
-        let lookup = self.cache.last_found.begins(self.cache.serving.get(), self.client.owns_all());
+        let (cache, owned) = (&self.cache, self.client.owns_all());
+        let lookup = cache.last_found.begins(cache.serving.get(), owned, cache.env().now());
         let found = self.client.lookup(request.file, name).await;
         if let (Some(lookup), Ok(attr)) = (lookup, &found) {
             self.cache.last_found.ends(lookup, attr);

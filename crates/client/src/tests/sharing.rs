@@ -1,7 +1,7 @@
 //! Leases with other clients, and the kernel's pages.
 
 use super::service::{Service, rest, run};
-use crate::{Client, KernelCache, Ownership, Purpose, Staged};
+use crate::{Attr, Client, KernelCache, Ownership, Purpose, Staged};
 use penstock_base::{Env, ErrorKind, FileId, LocalBoxFuture};
 use penstock_sim::World;
 use penstock_wire::{Failure, Frame, Kind, Transport};
@@ -116,6 +116,21 @@ fn a_client_that_is_not_alone_any_more_syncs_and_drops_its_pages() {
         // The state is fetched again: the other client has made the file longer.
         service.change(FILE, |attr| attr.size = 300);
         assert_eq!(client.hold(FILE, Purpose::Read).await.unwrap().size().await.unwrap(), 300);
+    });
+}
+
+/// Regression: a mount went on to use attributes for seconds after its session had been ended.
+#[test]
+fn nothing_is_cached_once_the_session_has_ended() {
+    run(async |service, client| {
+        service.add(FILE, &[1; 100]);
+        share(service, client).await;
+        let leased = Attr { ino: FILE.ino.0, lease: 5, ..Attr::default() };
+        client.session.leases().take_attributes(&leased, client.session.env().now());
+        assert!(client.caches_attributes(&leased) && client.caches_names(FILE, Some(5)));
+        service.fail(Kind::GetAttr, ErrorKind::Ended, 1);
+        assert_eq!(client.get_attr(FILE).await.unwrap_err().kind, ErrorKind::Ended);
+        assert!(!client.caches_attributes(&leased) && !client.caches_names(FILE, Some(5)));
     });
 }
 

@@ -159,7 +159,7 @@ fn lost_strips_move_to_spare_places() {
         let shape = *layout.shape();
         let slices = if of[0] <= 24 { 3 } else { 1 };
         for slice in 0..slices {
-            for one in (0..shape.members).step_by(shape.members.div_ceil(24)) {
+            for one in (0..shape.members).step_by(shape.members.div_ceil(12)) {
                 let without = check_homes(&layout, slice, &[one]);
                 let is_free = shape.domains == shape.members && shape.spares > 0;
                 assert!(without == 0 || !is_free, "{of:?}: {without} strips without a place");

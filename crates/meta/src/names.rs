@@ -147,6 +147,11 @@ impl Names {
         &self.absent
     }
 
+    /// Nanoseconds since 1970 by the clock of the machine; 0 before.
+    pub(crate) fn now_ns(&self) -> u64 {
+        u64::try_from(self.env.wall_ns()).unwrap_or(0)
+    }
+
     /// The time at which something is changed now.
     pub(crate) fn now(&self) -> Time {
         Time::from_ns(self.env.wall_ns())

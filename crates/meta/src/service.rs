@@ -29,9 +29,9 @@ use std::time::Duration;
 /// Time for the last writes of a session before its end is reported. Its leases and locks go when they have
 /// ended.
 const LAST_WRITES: Duration = Duration::from_secs(1);
-/// The last number of a change that a client may repeat, and the last truncate generation that one may leave:
-/// there are numbers for all changes after it.
-const LAST_CHANGE: u64 = 1 << 62;
+/// The least bound on the number of a change that a client may repeat, and on a truncate generation that one
+/// may leave.
+const LAST_CHANGE: u64 = 1 << 52;
 /// Longest client name, and below longest mount path, that a client may send, in bytes.
 const NAME_BYTES: usize = 256;
 const PATH_BYTES: usize = 4096;
@@ -109,7 +109,10 @@ impl MetaTarget {
             return Ok(Vec::new());
         }
         let kind = u16::try_from(kind).ok().and_then(Kind::from_u16).filter(|kind| kind.changes_names());
-        let is_made = change.number.max(change.truncations) <= LAST_CHANGE && change.time.is_valid();
+        // No service makes a change in each nanosecond. The bound rises faster than changes are made, so it
+        // is above the numbers of all changes after one that was repeated, also for the next start.
+        let bound = LAST_CHANGE.max(self.parts.names.now_ns());
+        let is_made = change.number.max(change.truncations) <= bound && change.time.is_valid();
         let kind = kind.filter(|_| who.user == 0 && who.sequence != 0 && is_made);
         let Some(kind) = kind else {
             self.parts.clients.note_refused_repeat();

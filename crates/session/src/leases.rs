@@ -297,7 +297,13 @@ impl Leases {
     /// A session has ended for its client. It keeps what it holds until it leaves, and gets nothing more.
     pub(crate) fn bar(&mut self, session: u64) {
         self.barred.insert(session);
-        self.waiting.end(session).into_iter().for_each(|file| self.serve_waiting(file));
+        self.end_waits(session).into_iter().for_each(|file| self.serve_waiting(file));
+    }
+
+    /// A session waits for nothing any more. Returns the files for which it did.
+    fn end_waits(&mut self, session: u64) -> BTreeSet<FileId> {
+        self.waiting.synced(session).into_iter().for_each(|file| self.calls.withdraw_syncs(file, session));
+        self.waiting.end(session)
     }
 
     /// A session caches nothing any more. Unless it has ended, it may join again.
@@ -309,7 +315,7 @@ impl Leases {
         if self.alone == Some(session) {
             self.alone = None;
         }
-        let mut freed = self.waiting.end(session);
+        let mut freed = self.end_waits(session);
         freed.extend(self.held.end_all(session, u64::MAX));
         freed.extend(self.attributes.end_all(session, u64::MAX));
         let owed_everything = self.calls.owes_everything(session);
@@ -593,10 +599,10 @@ impl Leases {
         if self.waiting.has_ticket(session, ticket) {
             return Asked::Waits;
         }
-        if !self.has_room(session) {
+        if !self.has_room_beside(session, others.len() - 1) {
             return Asked::TooMany;
         }
-        self.waiting.begin_ticket(session, ticket, others.len());
+        self.waiting.begin_ticket(session, ticket, file, others.len());
         for (other, grant) in others {
             if !self.calls.share_sync(other, file, (session, ticket)) {
                 self.call(Call::sync(other, file, grant, (session, ticket)));

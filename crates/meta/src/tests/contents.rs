@@ -475,11 +475,13 @@ fn a_repeat_on_other_inodes_is_refused_and_told() {
         assert!(failure.message.contains("other inodes"), "{failure}");
         assert_eq!(bed.meta.clients().unreported(), before + 1);
         assert_eq!(bed.inode(there).await.unwrap().nlink, 2);
-        // A number that no start has given.
-        let change = Change { number: u64::MAX, ..change };
-        let repeat = RepeatRequest { change, ..repeat };
-        serve(bed, Kind::Repeat, 128, repeat.encode_to_vec()).await.unwrap_err();
-        assert_eq!(bed.meta.clients().unreported(), before + 2);
+        // Numbers that no start has given. Those of later changes would be too high to be repeated.
+        for (number, sequence) in [(u64::MAX, 128), (1 << 62, 192)] {
+            let repeat = RepeatRequest { change: Change { number, ..change }, ..repeat.clone() };
+            let failure = serve(bed, Kind::Repeat, sequence, repeat.encode_to_vec()).await.unwrap_err();
+            assert!(failure.message.contains("as it was made"), "{failure}");
+        }
+        assert_eq!(bed.meta.clients().unreported(), before + 3);
     });
 }
 

@@ -84,6 +84,21 @@ impl Calls {
         true
     }
 
+    /// A session waits for no sync of this file any more. A call that nobody else waits for is not made, if
+    /// it was not sent yet.
+    pub(super) fn withdraw_syncs(&mut self, file: FileId, waiter: u64) {
+        let about = self.by_file.range((Some(file), 0, 0)..=(Some(file), u64::MAX, u64::MAX));
+        for (session, number) in about.map(|(_, session, number)| (*session, *number)).collect::<Vec<_>>() {
+            let call = self.all.get_mut(&number).expect("every call that is listed is there");
+            if call.scope == Scope::Sync && !call.sent {
+                call.tickets.retain(|(waits, _)| *waits != waiter);
+                if call.tickets.is_empty() {
+                    self.remove(session, number);
+                }
+            }
+        }
+    }
+
     /// The client could not sync, for this reason. The last one that it reports counts.
     pub(super) fn fail(&mut self, session: u64, number: u64, errno: u16) {
         if let Some(call) = self.all.get_mut(&number).filter(|call| call.session == session) {

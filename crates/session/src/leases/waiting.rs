@@ -20,8 +20,9 @@ pub(super) struct Wanted {
 }
 
 /// The wait of one GetAttr request for the syncs of others.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Ticket {
+    file: FileId,
     /// Calls that are not answered.
     left: usize,
     /// Of a client that could not sync.
@@ -199,11 +200,11 @@ impl Waiting {
         std::mem::take(&mut self.joining)
     }
 
-    /// A session waits for this many syncs of others.
-    pub(super) fn begin_ticket(&mut self, session: u64, ticket: u64, left: usize) {
+    /// A session waits for this many syncs of a file by others. Each of them counts: it is a call.
+    pub(super) fn begin_ticket(&mut self, session: u64, ticket: u64, file: FileId, left: usize) {
         assert!(left > 0, "there is something to wait for");
-        self.counts.add(session);
-        let before = self.tickets.insert((session, ticket), Ticket { left, errno: 0 });
+        (0..left).for_each(|_| self.counts.add(session));
+        let before = self.tickets.insert((session, ticket), Ticket { file, left, errno: 0 });
         assert!(before.is_none(), "a ticket is begun once");
     }
 
@@ -212,17 +213,23 @@ impl Waiting {
         self.tickets.contains_key(&(session, ticket))
     }
 
+    /// The files for whose syncs a session waits.
+    pub(super) fn synced(&self, session: u64) -> BTreeSet<FileId> {
+        let tickets = self.tickets.range((session, 0)..=(session, u64::MAX));
+        tickets.map(|(_, ticket)| ticket.file).collect()
+    }
+
     /// One of the syncs for a ticket has ended. Returns the errno, 0 for none, if it was the last.
     pub(super) fn end_sync(&mut self, session: u64, ticket: u64, errno: u16) -> Option<u16> {
         let waits = self.tickets.get_mut(&(session, ticket))?;
         waits.left -= 1;
         waits.errno = if waits.errno == 0 { errno } else { waits.errno };
-        if waits.left > 0 {
+        let Ticket { left, errno, .. } = *waits;
+        self.counts.take(session, 1);
+        if left > 0 {
             return None;
         }
-        let errno = waits.errno;
         self.tickets.remove(&(session, ticket));
-        self.counts.take(session, 1);
         Some(errno)
     }
 
@@ -251,10 +258,10 @@ impl Waiting {
         let changed: Vec<FileId> = self.changing.by_session.files(session).collect();
         changed.into_iter().for_each(|file| self.end_change(file, session));
         self.joining.remove(&session);
-        let tickets = self.tickets.range((session, 0)..=(session, u64::MAX)).map(|(ticket, _)| *ticket);
-        for ticket in tickets.collect::<Vec<_>>() {
-            self.tickets.remove(&ticket);
-            self.counts.take(session, 1);
+        let tickets = self.tickets.range((session, 0)..=(session, u64::MAX));
+        for (key, ticket) in tickets.map(|(key, ticket)| (*key, *ticket)).collect::<Vec<_>>() {
+            self.tickets.remove(&key);
+            self.counts.take(session, ticket.left);
         }
         assert_eq!(self.counts.of(session), 0, "session {session} waits for nothing");
         files
@@ -285,8 +292,9 @@ mod tests {
     #[test]
     fn a_ticket_ends_with_its_last_sync_and_the_first_error() {
         let mut waiting = Waiting::default();
-        waiting.begin_ticket(1, 9, 3);
+        waiting.begin_ticket(1, 9, FILE, 3);
         assert!(waiting.has_ticket(1, 9) && !waiting.has_ticket(2, 9));
+        assert_eq!((waiting.count(1), waiting.synced(1)), (3, BTreeSet::from([FILE])));
         assert_eq!(waiting.end_sync(1, 9, 0), None);
         assert_eq!(waiting.end_sync(1, 9, 28), None);
         assert_eq!(waiting.end_sync(1, 9, 5), Some(28));
@@ -303,7 +311,7 @@ mod tests {
                 0 => waiting.want(FileId::of_numbers(0, number), Wanted { session: 1, exclusive: true }),
                 1 => waiting.resize(FileId::of_numbers(0, number), 1),
                 2 => waiting.change(FileId::of_numbers(0, number), 1),
-                _ => waiting.begin_ticket(1, number, 1),
+                _ => waiting.begin_ticket(1, number, FILE, 1),
             }
         }
         assert!(!waiting.has_room(1, 0) && waiting.has_room(2, 0));

@@ -93,9 +93,8 @@ impl Declustered {
         let row = index(place.row % shape.rows() as u64);
         match self.column(slice, place.member) {
             column if column < shape.used() => {
-                let slot = row * shape.used() + column;
-                let stripe = slice * shape.stripes() as u64 + (slot / shape.strips) as u64;
-                Content::Strip { stripe, strip: slot % shape.strips }
+                let (stripe, strip) = self.strip_of(slice, row * shape.used() + column);
+                Content::Strip { stripe, strip }
             }
             column => Content::Spare(column - shape.used()),
         }
@@ -114,6 +113,12 @@ impl Declustered {
     pub(crate) fn slot(&self, stripe: u64, strip: usize) -> usize {
         assert!(strip < self.shape.strips, "strip {strip} of {}", self.shape.strips);
         index(stripe % self.shape.stripes() as u64) * self.shape.strips + strip
+    }
+
+    /// The stripe and the strip with a number of [`Self::slot`] in a slice.
+    pub(crate) fn strip_of(&self, slice: u64, slot: usize) -> (u64, usize) {
+        let Shape { strips, .. } = self.shape;
+        (slice * self.shape.stripes() as u64 + (slot / strips) as u64, slot % strips)
     }
 
     pub(crate) fn place_of(&self, slice: u64, slot: usize) -> Place {

@@ -43,11 +43,13 @@ impl<'a> Homes<'a> {
     /// The strip that has moved to a spare place of a row of the slice, as the numbers of its stripe and in
     /// it.
     pub fn in_spare(&self, row: usize, spare: usize) -> Option<(u64, usize)> {
-        let (shape, used) = (self.layout.shape(), self.layout.shape().used());
-        let slots = row * used..(row + 1) * used;
-        let (slot, _) = self.moved.range(slots).find(|(_, home)| **home == Some(spare))?;
-        let first = self.slice * shape.stripes() as u64;
-        Some((first + (slot / shape.strips) as u64, slot % shape.strips))
+        self.slot_in_spare(row, spare).map(|slot| self.layout.strip_of(self.slice, slot))
+    }
+
+    fn slot_in_spare(&self, row: usize, spare: usize) -> Option<usize> {
+        let used = self.layout.shape().used();
+        let mut moved = self.moved.range(row * used..(row + 1) * used);
+        moved.find(|(_, home)| **home == Some(spare)).map(|(slot, _)| *slot)
     }
 
     fn at(&self, slot: usize) -> Option<Place> {
@@ -72,10 +74,7 @@ impl<'a> Homes<'a> {
         for row in 0..shape.rows() {
             let lost = match column.checked_sub(shape.used()) {
                 None => Some(row * shape.used() + column),
-                Some(spare) => {
-                    let mut moved = self.moved.range(row * shape.used()..(row + 1) * shape.used());
-                    moved.find(|(_, home)| **home == Some(spare)).map(|(slot, _)| *slot)
-                }
+                Some(spare) => self.slot_in_spare(row, spare),
             };
             if let Some(slot) = lost {
                 // It leaves its place before it looks for another one.
@@ -91,7 +90,7 @@ impl<'a> Homes<'a> {
     fn may_take(&self, slot: usize, spare: usize) -> bool {
         let (shape, place) = (self.layout.shape(), self.spare(slot, spare));
         let row = slot / shape.used();
-        if self.failed.contains(&place.member) || self.in_spare(row, spare).is_some() {
+        if self.failed.contains(&place.member) || self.slot_in_spare(row, spare).is_some() {
             return false;
         }
         let first = slot / shape.strips * shape.strips;

@@ -215,8 +215,12 @@ impl Waiting {
 
     /// The files for whose syncs a session waits.
     pub(super) fn synced(&self, session: u64) -> BTreeSet<FileId> {
+        self.tickets_of(session).map(|(_, ticket)| ticket.file).collect()
+    }
+
+    fn tickets_of(&self, session: u64) -> impl Iterator<Item = (u64, Ticket)> {
         let tickets = self.tickets.range((session, 0)..=(session, u64::MAX));
-        tickets.map(|(_, ticket)| ticket.file).collect()
+        tickets.map(|((_, number), ticket)| (*number, *ticket))
     }
 
     /// One of the syncs for a ticket has ended. Returns the errno, 0 for none, if it was the last.
@@ -245,7 +249,7 @@ impl Waiting {
     /// True if a session waits for others with something that may hold up its own answers: its kernel keeps
     /// pages back during a change of size, and a lease is in use while attributes are asked for.
     pub(super) fn holds_up(&self, session: u64) -> bool {
-        self.resizes_any(session) || self.tickets.range((session, 0)..=(session, u64::MAX)).next().is_some()
+        self.resizes_any(session) || self.tickets_of(session).next().is_some()
     }
 
     /// A session waits for nothing any more. Returns the files for which it did.
@@ -258,9 +262,8 @@ impl Waiting {
         let changed: Vec<FileId> = self.changing.by_session.files(session).collect();
         changed.into_iter().for_each(|file| self.end_change(file, session));
         self.joining.remove(&session);
-        let tickets = self.tickets.range((session, 0)..=(session, u64::MAX));
-        for (key, ticket) in tickets.map(|(key, ticket)| (*key, *ticket)).collect::<Vec<_>>() {
-            self.tickets.remove(&key);
+        for (number, ticket) in self.tickets_of(session).collect::<Vec<_>>() {
+            self.tickets.remove(&(session, number));
             self.counts.take(session, ticket.left);
         }
         assert_eq!(self.counts.of(session), 0, "session {session} waits for nothing");

@@ -13,22 +13,23 @@ use crate::geometry::Geometry;
 use crate::jobs::carriers::CarrierReplacement;
 use crate::jobs::destage::{self, Destage};
 use crate::jobs::metadata::MetadataScrub;
-use crate::jobs::rebuild::Rebuild;
+use crate::jobs::rebuild::{Rebuild, RebuildState};
 use crate::jobs::repair::Repair;
 use crate::jobs::scrub::{Pace, Scrub, ScrubProgress, ScrubReport};
+use crate::layout::{Layout, StripPlace};
 use crate::log::chain::Chain;
 use crate::log::checkpoint::Checkpoints;
 use crate::log::space::LogSpace;
 use crate::log::writer::LogWriter;
 use crate::members::ownership::Ownership;
 use crate::members::{Members, Roster};
-use crate::place::{Position, Positions};
+use crate::place::{MemberNo, Position, Positions};
 use crate::queue::EntryQueue;
 use crate::stripes::Stripes;
 use crate::strips::Strips;
 use futures_util::future::{Either, select};
 use penstock_base::rank::scoped;
-use penstock_base::{ArrayId, DriveId, PoolId};
+use penstock_base::{ArrayId, DriveId, PoolId, Stripe};
 use penstock_drive::copies::Scrubbed;
 use penstock_drive::{Class, Io, Slice};
 use penstock_raid::Code;
@@ -135,7 +136,7 @@ impl Array {
             space: space.clone(),
             strips: strips.clone(),
             durability: durability.clone(),
-            progress: Cell::default(),
+            state: RebuildState::default(),
         });
         let carriers = Rc::new(CarrierReplacement {
             context: context.clone(),
@@ -222,6 +223,11 @@ impl Array {
         self.context.geo
     }
 
+    /// The place of every strip that has not moved.
+    pub fn layout(&self) -> &Layout {
+        &self.context.layout
+    }
+
     /// Latencies of its operations.
     pub fn latency(&self) -> &ArrayLatency {
         &self.context.latency
@@ -264,9 +270,14 @@ impl Array {
         self.members.survives(drives)
     }
 
-    /// The position of the member on a drive.
-    pub fn position_of(&self, drive: DriveId) -> Option<Position> {
-        self.members.position_of(drive)
+    /// The member on a drive.
+    pub fn member_on(&self, drive: DriveId) -> Option<MemberNo> {
+        self.members.member_on(drive)
+    }
+
+    /// The place of a strip as it is now.
+    pub fn place(&self, stripe: Stripe, position: Position) -> StripPlace {
+        self.stripes.place(stripe, position)
     }
 
     /// Offset and length in bytes of the slice that a drive gives to the array.
@@ -275,8 +286,8 @@ impl Array {
     }
 
     /// True if the drive of a member is in its place, and not only recorded there.
-    pub fn is_in_place(&self, position: Position) -> bool {
-        self.members.is_in_place(position)
+    pub fn is_in_place(&self, member: MemberNo) -> bool {
+        self.members.is_in_place(member)
     }
 
     /// The name of the kernel that codes its stripes.
@@ -295,13 +306,13 @@ impl Array {
     }
 
     /// Takes the drive of a member out of service, for all arrays that use it. Returns when that is recorded.
-    pub async fn fail_member(&self, position: Position, why: &str) -> Result<(), ArrayError> {
-        scoped(self.members.fail(position, why)).await
+    pub async fn fail_member(&self, member: MemberNo, why: &str) -> Result<(), ArrayError> {
+        scoped(self.members.fail(member, why)).await
     }
 
     /// Puts a blank slice in a member's place. Everything on it counts as stale until it is rebuilt.
-    pub async fn replace_member(&self, position: Position, slice: Slice) -> Result<(), ArrayError> {
-        scoped(self.members.replace(position, slice)).await
+    pub async fn replace_member(&self, member: MemberNo, slice: Slice) -> Result<(), ArrayError> {
+        scoped(self.members.replace(member, slice)).await
     }
 
     /// Verifies the labels of its slices on drives that take I/O, and repairs them.

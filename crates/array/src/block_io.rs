@@ -10,9 +10,11 @@ use crate::context::Context;
 use crate::durability::Durability;
 use crate::error::ArrayError;
 use crate::format::record::Entry;
+use crate::layout::StripPlace;
 use crate::log::chain::Chain;
 use crate::log::space::LogSpace;
 use crate::members::Members;
+use crate::moves::Moves;
 use crate::place::{Position, SegmentNo};
 use crate::queue::EntryQueue;
 use crate::stripes::Stripes;
@@ -137,9 +139,10 @@ impl BlockIo {
         let mut parts: Vec<Part> = self.context.geo.data_strips().map(strip).collect();
         let parity = self.strips.encode(&parts);
         parts.extend(parity);
-        let lives = self.strips.write_stripe(stripe, &parts, version, StripWrite::fresh(io)).await?;
-        let pending = PendingFresh { version, lives, upto, contained: Vec::new() };
-        self.stripes.map_mut().add_pending(stripe, pending);
+        let (moves, _promised) = self.stripes.fresh_moves(stripe)?;
+        let landed = self.strips.write_stripe(stripe, &parts, moves, version, StripWrite::fresh(io)).await?;
+        let pending = PendingFresh { version, landed, moves, upto, contained: Vec::new() };
+        self.stripes.add_pending(stripe, pending);
         self.context.count(|counts| counts.fresh_stripes += 1);
         Ok(())
     }
@@ -169,19 +172,21 @@ impl BlockIo {
         // Nobody owns the blocks that could not be read there any more.
         stripes().for_each(|stripe| self.stripes.map_mut().set_readable(stripe));
         if how == Discard::OnDrives {
-            let punch = |position| self.punch(position, first, count);
-            join_all(self.context.geo.all_strips().iter().map(punch)).await;
+            // A spare place may have been given to another strip by now.
+            let own = |stripe| self.context.layout.places(stripe, Moves::NONE);
+            let runs = runs_of(stripes().flat_map(own).collect());
+            join_all(runs.into_iter().map(|(first, rows)| self.punch(first, rows))).await;
         }
         Ok(())
     }
 
-    async fn punch(&self, position: Position, first: Stripe, count: u64) {
+    async fn punch(&self, StripPlace { member, row }: StripPlace, rows: u64) {
         let io = Io::new(Class::Destage, "discard.punch");
-        let (at, len) = (self.context.geo.strip_at(first), count * self.context.geo.strip_slot_bytes());
-        if let Some(slice) = self.members.slice(position)
+        let (at, len) = (self.context.geo.strip_at(row), rows * self.context.geo.strip_slot_bytes());
+        if let Some(slice) = self.members.slice(member)
             && let Err(error) = slice.discard(at, len, io).await
         {
-            tracing::debug!(array = self.context.name, %position, %error, "space not given back");
+            tracing::debug!(array = self.context.name, %member, %error, "space not given back");
         }
     }
 
@@ -286,4 +291,19 @@ impl BlockIo {
         let parts = wanted.into_iter().zip(found.into_iter().flatten());
         Ok(parts.map(|((position, columns), part)| (position, columns, part)).collect())
     }
+}
+
+/// Joins places into runs of rows of one member: the first place of each, and its rows.
+fn runs_of(mut places: Vec<StripPlace>) -> Vec<(StripPlace, u64)> {
+    places.sort_unstable();
+    let mut runs: Vec<(StripPlace, u64)> = Vec::new();
+    for place in places {
+        match runs.last_mut() {
+            Some((first, rows)) if first.member == place.member && first.row + *rows == place.row => {
+                *rows += 1
+            }
+            _ => runs.push((place, 1)),
+        }
+    }
+    runs
 }

@@ -1,4 +1,5 @@
-//! The facts that all parts of an array share: its identity and geometry, its counters, and whether it runs.
+//! The facts that all parts of an array share: its identity, geometry and layout, its counters, and whether
+//! it runs.
 //!
 //! Invariants:
 //! - an array that was closed or stopped never runs again: only a new opening does;
@@ -8,6 +9,7 @@ use crate::counters::{ArrayLatency, Counts};
 use crate::error::ArrayError;
 use crate::events::Events;
 use crate::geometry::Geometry;
+use crate::layout::Layout;
 use penstock_base::{ArrayId, Env};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -52,6 +54,7 @@ pub(crate) struct Context {
     /// The array's name, for people.
     pub(crate) name: String,
     pub(crate) geo: Geometry,
+    pub(crate) layout: Rc<Layout>,
     pub(crate) latency: ArrayLatency,
     pub(crate) signals: Signals,
     pub(crate) events: Events,
@@ -62,12 +65,18 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(env: &Env, id: ArrayId, name: &str, geo: Geometry) -> Rc<Self> {
+    pub(crate) fn new(env: &Env, id: ArrayId, name: &str, geo: Geometry, layout: Rc<Layout>) -> Rc<Self> {
+        assert_eq!(
+            (geo.members, geo.strips()),
+            (layout.members(), layout.strips()),
+            "the geometry of the layout"
+        );
         Rc::new(Self {
             env: env.clone(),
             id,
             name: name.to_owned(),
             geo,
+            layout,
             latency: ArrayLatency::default(),
             signals: Signals::default(),
             events: Events::default(),

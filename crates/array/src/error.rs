@@ -69,13 +69,13 @@ pub enum ArrayError {
     /// The drives that are here know an earlier generation of a member than coordination does. Its slice was
     /// replaced or created anew since.
     #[error(
-        "array {name}: member {position} was replaced or made again, and the drives that are here are from before that; nothing was changed: bring back the drive that is in its place now, or another one of the array as it was last"
+        "array {name}: member {member} was replaced or made again, and the drives that are here are from before that; nothing was changed: bring back the drive that is in its place now, or another one of the array as it was last"
     )]
     Replaced {
         /// Name of the array.
         name: String,
         /// The member.
-        position: usize,
+        member: usize,
     },
     /// A required structure is damaged on all carriers.
     #[error("array {name}: {what} is damaged on all carriers; nothing was changed")]

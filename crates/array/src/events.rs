@@ -1,6 +1,6 @@
 //! Events of an array: changes that it made by itself, kept in a short list until its owner takes them.
 
-use crate::place::Position;
+use crate::place::MemberNo;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
@@ -13,12 +13,12 @@ pub enum ArrayEvent {
     /// A member's drive held contents from before the last opening. The member is rebuilt from nothing.
     Outdated {
         /// The member.
-        position: Position,
+        member: MemberNo,
     },
     /// The label of a member could not be read at the opening, so the member is away.
     LabelUnreadable {
         /// The member.
-        position: Position,
+        member: MemberNo,
         /// The error of its drive.
         why: String,
     },
@@ -30,7 +30,7 @@ pub enum ArrayEvent {
     /// The rebuild of a member's stale strips began.
     RebuildBegun {
         /// The member.
-        position: Position,
+        member: MemberNo,
         /// Stripes to rebuild.
         stripes: u64,
         /// Every written stripe is stale on it: the member lost all, or was replaced.
@@ -39,7 +39,7 @@ pub enum ArrayEvent {
     /// The rebuild of a member ended.
     RebuildEnded {
         /// The member.
-        position: Position,
+        member: MemberNo,
         /// Stripes rebuilt.
         stripes: u64,
         /// Stripes that could not be rebuilt.

@@ -1,5 +1,7 @@
 //! The offsets of all structures of an array on each of its slices. Byte map: docs/format/slice.md.
 //!
+//! A slice has one strip in each *row*. Which strip that is says the layout.
+//!
 //! slice = label | log region | two roots | table pages, two places each | strips, each with its trailer |
 //! free | label
 
@@ -7,9 +9,10 @@ use crate::error::ArrayError;
 use crate::format::descriptor::{Descriptor, MOST_NAME_BYTES, Role};
 use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
+use crate::layout::Layout;
 use crate::place::{Position, Positions, SegmentNo};
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, PoolId, SECTOR_BYTES, Stripe};
+use penstock_base::{BLOCK_BYTES, PoolId, SECTOR_BYTES};
 use penstock_drive::copies::{self, COPY_BYTES};
 use penstock_raid::Code;
 use std::ops::Range;
@@ -31,7 +34,11 @@ pub struct CreateSpec {
     pub k: usize,
     /// Redundancy strips in a stripe.
     pub m: usize,
-    /// Bytes of each slice that are reserved for the log.
+    /// The place of every strip.
+    pub layout: Layout,
+    /// The first of the members that carry the log at the creation. Those of a store's arrays are spread.
+    pub first_carrier: usize,
+    /// Data blocks in a strip.
     pub strip_blocks: u32,
     /// Bytes of each slice that are kept for the log.
     pub log_bytes: u64,
@@ -40,11 +47,13 @@ pub struct CreateSpec {
 }
 
 impl CreateSpec {
-    /// A code with strips of 256 KiB and a log of 64 MiB in segments of 2 MiB.
-    pub fn new(name: &str, k: usize, m: usize) -> Self {
+    /// A code on as many members as it has strips, with strips of 256 KiB and a log of 64 MiB in segments of
+    /// 2 MiB.
+    pub fn new(name: &str, k: usize, m: usize) -> Result<Self, ArrayError> {
+        let layout = Layout::one_group(k.saturating_add(m))?;
         let (strip_blocks, log_bytes, segment_bytes) = (64, 64 << 20, 2 << 20);
-        let (pool, role) = (PoolId::default(), Role::Data);
-        Self { pool, name: name.to_owned(), role, k, m, strip_blocks, log_bytes, segment_bytes }
+        let (pool, role, name) = (PoolId::default(), Role::Data, name.to_owned());
+        Ok(Self { pool, name, role, k, m, layout, first_carrier: 0, strip_blocks, log_bytes, segment_bytes })
     }
 }
 
@@ -61,12 +70,16 @@ pub struct Geometry {
     pub segment_bytes: u32,
     /// Segments in the log region.
     pub segments: u64,
+    /// Members of the array.
+    pub members: usize,
+    /// Strips on each member.
+    pub rows: u64,
     /// Stripes in the array.
     pub stripes: u64,
 }
 
 impl Geometry {
-    /// The geometry with the most stripes that fit in slices of `slice_bytes`.
+    /// The geometry with the most rows that fit in slices of `slice_bytes`.
     pub fn fit(spec: &CreateSpec, slice_bytes: u64) -> Result<Self, ArrayError> {
         let invalid = |why: String| Err(ArrayError::Invalid(format!("array {}: {why}", spec.name)));
         if spec.name.len() > MOST_NAME_BYTES {
@@ -88,6 +101,9 @@ impl Geometry {
         if let Err(error) = Code::new(spec.k, spec.m) {
             return invalid(error.to_string());
         }
+        if spec.layout.strips() != strips {
+            return invalid(format!("a layout of {} strips for {strips}", spec.layout.strips()));
+        }
         if spec.strip_blocks == 0 || spec.strip_blocks > MAX_STRIP_BLOCKS {
             return invalid(format!("a strip has 1 to {MAX_STRIP_BLOCKS} blocks, not {}", spec.strip_blocks));
         }
@@ -102,6 +118,8 @@ impl Geometry {
             strip_blocks: spec.strip_blocks,
             segment_bytes: spec.segment_bytes,
             segments,
+            members: spec.layout.members(),
+            rows: 0,
             stripes: 0,
         };
         let too_long = 2 * geometry.longest_entry_blocks() * BLOCK_BYTES > spec.segment_bytes as usize;
@@ -112,17 +130,21 @@ impl Geometry {
             ));
         }
         let upper = slice_bytes.saturating_sub(geometry.roots_at() + 2 * BLOCK) / geometry.strip_slot_bytes();
-        // Table pages take a small share. So start from the bound without them, and reduce stripes until all
+        // Table pages take a small share. So start from the bound without them, and reduce rows until all
         // fits.
-        geometry.stripes = upper;
-        while geometry.stripes > 0 && geometry.end() > slice_bytes {
-            let excess = geometry.end() - slice_bytes;
-            geometry.stripes -= excess.div_ceil(geometry.strip_slot_bytes()).min(geometry.stripes);
+        geometry = geometry.with_rows(&spec.layout, upper);
+        while geometry.rows > 0 && geometry.end() > slice_bytes {
+            let excess = (geometry.end() - slice_bytes).div_ceil(geometry.strip_slot_bytes());
+            geometry = geometry.with_rows(&spec.layout, geometry.rows - excess.min(geometry.rows));
         }
         if geometry.stripes == 0 {
             return invalid(format!("slices of {slice_bytes} bytes are too small"));
         }
         Ok(geometry)
+    }
+
+    fn with_rows(self, layout: &Layout, rows: u64) -> Self {
+        Self { rows, stripes: layout.stripes(rows), ..self }
     }
 
     /// The geometry that a descriptor states.
@@ -133,17 +155,19 @@ impl Geometry {
             role: descriptor.role,
             k: descriptor.k.into(),
             m: descriptor.m.into(),
+            layout: descriptor.layout.clone(),
+            first_carrier: 0,
             strip_blocks: descriptor.strip_blocks,
             log_bytes: descriptor.log_bytes,
             segment_bytes: descriptor.segment_bytes,
         };
         let slice_bytes = descriptor.members.iter().map(|member| member.len).min().unwrap_or(0);
         let most = Self::fit(&spec, slice_bytes)?;
-        match (1..=most.stripes).contains(&descriptor.stripes) && descriptor.members.len() == most.strips() {
-            true => Ok(Self { stripes: descriptor.stripes, ..most }),
-            false => {
-                Err(ArrayError::Invalid(format!("array {}: descriptor and slices do not agree", spec.name)))
-            }
+        // The number of rows is checked first: that of stripes may be too large for a number.
+        let rows = Some(descriptor.rows).filter(|rows| (1..=most.rows).contains(rows));
+        match rows.map(|rows| most.with_rows(&spec.layout, rows)) {
+            Some(fits) if fits.stripes > 0 => Ok(fits),
+            _ => Err(ArrayError::Invalid(format!("array {}: descriptor and slices do not agree", spec.name))),
         }
     }
 
@@ -156,7 +180,7 @@ impl Geometry {
         4 * (patched + trailer_blocks + 1)
     }
 
-    /// Strips in a stripe, which is also the number of members.
+    /// Strips in a stripe.
     pub fn strips(&self) -> usize {
         self.k + self.m
     }
@@ -273,26 +297,26 @@ impl Geometry {
         [first..self.strips_at(), last..last + COPY_BYTES as u64]
     }
 
-    /// Offset of the strip of `stripe`.
-    pub fn strip_at(&self, stripe: Stripe) -> u64 {
-        assert!(stripe.0 < self.stripes, "stripe {stripe} of {}", self.stripes);
-        self.strips_at() + stripe.0 * self.strip_slot_bytes()
+    /// Offset of the strip in `row`.
+    pub fn strip_at(&self, row: u64) -> u64 {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        self.strips_at() + row * self.strip_slot_bytes()
     }
 
-    /// Offset of block `column` of the strip of `stripe`.
-    pub fn block_at(&self, stripe: Stripe, column: u32) -> u64 {
+    /// Offset of block `column` of the strip in `row`.
+    pub fn block_at(&self, row: u64, column: u32) -> u64 {
         assert!(column < self.strip_blocks, "column {column} of {}", self.strip_blocks);
-        self.strip_at(stripe) + u64::from(column) * BLOCK
+        self.strip_at(row) + u64::from(column) * BLOCK
     }
 
-    /// Offset of the trailer of the strip of `stripe`.
-    pub fn trailer_at(&self, stripe: Stripe) -> u64 {
-        self.strip_at(stripe) + u64::from(self.strip_blocks) * BLOCK
+    /// Offset of the trailer of the strip in `row`.
+    pub fn trailer_at(&self, row: u64) -> u64 {
+        self.strip_at(row) + u64::from(self.strip_blocks) * BLOCK
     }
 
     /// First byte behind the last strip.
     pub fn end(&self) -> u64 {
-        self.strips_at() + self.stripes * self.strip_slot_bytes()
+        self.strips_at() + self.rows * self.strip_slot_bytes()
     }
 
     /// Position and column of a data block of a stripe.
@@ -335,21 +359,24 @@ mod tests {
     #[test]
     fn everything_fits_and_nothing_overlaps() {
         for (k, m, mib) in [(4, 2, 3500), (1, 2, 500), (10, 4, 2000), (8, 0, 300), (60, 4, 300)] {
-            let spec = CreateSpec::new("t", k, m);
+            let spec = CreateSpec::new("t", k, m).unwrap();
             let geometry = Geometry::fit(&spec, mib << 20).unwrap();
             let [first, last] = geometry.reserved(mib << 20);
             assert_eq!((first.start, last.end), (0, mib << 20), "{k}+{m}");
             assert_eq!((geometry.log().start, geometry.log().end), (64 << 10, geometry.checkpoints().start));
             assert!(geometry.end() <= last.start, "{k}+{m}");
             assert!(geometry.end() + 2 * geometry.strip_slot_bytes() > mib << 20, "{k}+{m} wastes space");
-            assert!(geometry.page_at(geometry.pages() - 1, 1) + BLOCK == geometry.strip_at(Stripe(0)));
+            assert!(geometry.page_at(geometry.pages() - 1, 1) + BLOCK == geometry.strip_at(0));
         }
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        assert!(Geometry::fit(&CreateSpec::new("t", 4, 2), 64 << 20).is_err());
-        assert!(Geometry::fit(&CreateSpec::new("t", 0, 2), 1 << 30).is_err());
-        assert!(Geometry::fit(&CreateSpec::new("t", 63, 2), 1 << 30).is_err());
+        assert!(Geometry::fit(&CreateSpec::new("t", 4, 2).unwrap(), 64 << 20).is_err());
+        assert!(Geometry::fit(&CreateSpec::new("t", 0, 2).unwrap(), 1 << 30).is_err());
+        assert!(CreateSpec::new("t", 63, 2).is_err());
+        let narrow =
+            CreateSpec { layout: Layout::one_group(5).unwrap(), ..CreateSpec::new("t", 4, 2).unwrap() };
+        assert!(Geometry::fit(&narrow, 1 << 30).is_err());
     }
 }

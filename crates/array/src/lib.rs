@@ -10,7 +10,7 @@
 //!
 //! | part | owns |
 //! |---|---|
-//! | `context` | identity, geometry, counters, whether the array runs |
+//! | `context` | identity, geometry, layout, counters, whether the array runs |
 //! | `queue` | entries that wait for the log |
 //! | `members` | slices with their labels and lives, the claim, who carries the log |
 //! | `stripes` | the stripe map, versions, the overlay of dirty blocks, stripe locks |
@@ -47,14 +47,17 @@ mod events;
 pub mod format;
 mod geometry;
 mod jobs;
+pub mod layout;
 mod log;
 mod members;
+pub mod moves;
 mod open;
 pub mod place;
 mod queue;
 mod ranks;
 mod report;
 mod salvage;
+mod set;
 mod site;
 mod stripes;
 mod strips;
@@ -70,12 +73,13 @@ pub use events::ArrayEvent;
 pub use geometry::{CreateSpec, Geometry};
 pub use jobs::JobProgress;
 pub use jobs::scrub::{Pace, ScrubProgress, ScrubReport};
+pub use layout::{Layout, StripPlace};
 pub use members::labels::{FoundLabel, clear_label, read_label};
 pub use members::ownership::Lacking;
 pub use members::{MemberReport, Roster, ownership};
 pub use open::{MemberSlice, Opening, create, open};
 pub use penstock_raid::MAX_PARITY;
-pub use place::{Position, Positions};
+pub use place::{MemberNo, MemberSet, Position, Positions};
 pub use report::{ArrayState, Report};
 pub use site::Site;
 pub use volume::Volume;

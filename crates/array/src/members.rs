@@ -22,14 +22,14 @@ mod write;
 
 pub(crate) use member::{Life, Member};
 pub use roster::Roster;
-pub(crate) use write::WhenSuspended;
+pub(crate) use write::{StripOf, WhenSuspended};
 
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::events::ArrayEvent;
 use crate::format::descriptor::Descriptor;
 use crate::format::record::Entry;
-use crate::place::{Position, Positions};
+use crate::place::{MemberNo, MemberSet, Positions};
 use crate::queue::EntryQueue;
 use crate::ranks;
 use carrier_writes::CarrierWrites;
@@ -41,7 +41,6 @@ use penstock_base::rank::RankedMutex;
 use penstock_base::{DriveId, Epoch, Stripe};
 use penstock_drive::Slice;
 use penstock_drive::copies::Scrubbed;
-use penstock_raid::MAX_STRIPS;
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
 
@@ -54,8 +53,21 @@ pub struct MemberReport {
     pub state: &'static str,
     /// True if it carries the log and checkpoints.
     pub carrier: bool,
-    /// Stripes whose strip on it is not valid.
+    /// Strips that are to be there, or were when its drive went away, and are not valid or cannot be read.
     pub stale_strips: u64,
+    /// Strips that are to be there and are in spare places now.
+    pub moved_strips: u64,
+}
+
+/// Strips of written stripes on one member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StripsOn {
+    /// Strips whose place is on it.
+    pub(crate) strips: u64,
+    /// Those among them that are stale.
+    pub(crate) stale: u64,
+    /// Strips whose own place is on it, and that have moved to a spare place.
+    pub(crate) moved_away: u64,
 }
 
 /// The members of one array.
@@ -66,13 +78,15 @@ pub(crate) struct Members {
     roster: Rc<Roster>,
     members: RefCell<Vec<Member>>,
     desc: RefCell<Descriptor>,
-    claim: Cell<Claim>,
+    claim: RefCell<Claim>,
     /// The array was taken over. Before that it records nothing.
     owned: Cell<bool>,
     /// Drives with contents of the past that openings used as they were, as the claim names them.
-    accepted: Cell<AcceptedLoss>,
+    accepted: RefCell<AcceptedLoss>,
     /// Members whose label was written in this epoch.
-    written: Cell<Positions>,
+    written: Cell<MemberSet>,
+    /// Members on which no strip lies that counts. The owner of the stripes says which.
+    empty: Cell<MemberSet>,
     reconfiguration: RankedMutex<()>,
     replacement: RankedMutex<()>,
     owed: OwedLabels,
@@ -88,7 +102,7 @@ pub(crate) struct FoundLabels {
     /// whole.
     pub(crate) epochs: Vec<Option<Epoch>>,
     /// Members that are here and whose label cannot be read.
-    pub(crate) unread: Positions,
+    pub(crate) unread: MemberSet,
 }
 
 /// The copies of log, roots and pages on all carriers.
@@ -113,7 +127,7 @@ impl Members {
         ownership: Rc<dyn Ownership>,
         roster: &Rc<Roster>,
     ) -> Rc<Self> {
-        assert_eq!(slices.len(), context.geo.strips(), "a slice for each strip");
+        assert_eq!(slices.len(), context.layout.members(), "a slice for each member");
         let members = slices.into_iter().zip(&desc.members);
         let members = members.map(|(slice, entry)| Member::new(slice, entry.stale)).collect();
         Rc::new(Self {
@@ -123,10 +137,11 @@ impl Members {
             roster: roster.clone(),
             members: RefCell::new(members),
             desc: RefCell::new(desc),
-            claim: Cell::default(),
+            claim: RefCell::default(),
             owned: Cell::default(),
-            accepted: Cell::default(),
+            accepted: RefCell::default(),
             written: Cell::default(),
+            empty: Cell::default(),
             reconfiguration: RankedMutex::new(ranks::RECONFIGURATION, ()),
             replacement: RankedMutex::new(ranks::REPLACEMENT, ()),
             owed: OwedLabels::default(),
@@ -151,56 +166,53 @@ impl Members {
 
     /// The claim as it is recorded.
     pub(crate) fn claim(&self) -> Claim {
-        self.claim.get()
+        self.claim.borrow().clone()
     }
 
     /// The slice of a member, if its drive takes I/O.
-    pub(crate) fn slice(&self, position: Position) -> Option<Slice> {
-        self.members.borrow()[position.index()].reachable()
+    pub(crate) fn slice(&self, member: MemberNo) -> Option<Slice> {
+        self.members.borrow()[member.index()].reachable()
     }
 
     /// The slice of a member with its labels, if its drive takes I/O.
-    fn labelled(&self, position: Position) -> Option<(Slice, Rc<Labelling>)> {
-        let members = self.members.borrow();
-        let member = &members[position.index()];
+    fn labelled(&self, member: MemberNo) -> Option<(Slice, Rc<Labelling>)> {
+        let member = &self.members.borrow()[member.index()];
         Some((member.reachable()?, member.labelling()))
     }
 
     /// Reads the labels of all members that are here. A member whose label cannot be read is away, because
     /// nothing says what its slice is, unless its loss is accepted.
     pub(crate) async fn read_labels(&self, lacking: Lacking) -> Result<FoundLabels, ArrayError> {
-        let read = async |position: Position| match self.slice(position) {
+        let read = async |member: MemberNo| match self.slice(member) {
             Some(slice) => Some(read_label(&slice, self.context.id).await),
             None => None,
         };
-        let labels = join_all(self.context.geo.all_strips().iter().map(read)).await;
+        let labels = join_all(self.context.layout.all_members().iter().map(read)).await;
         let mut found = FoundLabels::default();
         for (at, label) in labels.into_iter().enumerate() {
-            let position = Position::new(at);
+            let member = MemberNo::new(at);
             match label {
                 Some(Ok(label)) => {
                     if let FoundLabel::Damaged(error) = &label {
-                        tracing::error!(array = self.name(), %position, %error, "the label is damaged");
-                        self.count_checksum_errors(position, 2);
+                        tracing::error!(array = self.name(), %member, %error, "the label is damaged");
+                        self.count_checksum_errors(member, 2);
                     }
                     found.epochs.push(label.epoch()?);
                     continue;
                 }
                 Some(Err(error)) => {
-                    tracing::error!(array = self.name(), %position, %error, "the label cannot be read");
-                    found.unread.insert(position);
+                    tracing::error!(array = self.name(), %member, %error, "the label cannot be read");
+                    found.unread.insert(member);
                     if lacking == Lacking::Refuse {
                         self.members.borrow_mut()[at].remove_slice();
                     }
-                    self.context
-                        .events
-                        .push(ArrayEvent::LabelUnreadable { position, why: error.to_string() });
+                    self.context.events.push(ArrayEvent::LabelUnreadable { member, why: error.to_string() });
                 }
                 None => {}
             }
             found.epochs.push(None);
         }
-        assert_eq!(found.epochs.len(), self.context.geo.strips(), "an epoch or none for each member");
+        assert_eq!(found.epochs.len(), self.context.layout.members(), "an epoch or none for each member");
         Ok(found)
     }
 
@@ -208,16 +220,16 @@ impl Members {
     /// owed.
     pub(crate) async fn scrub_labels(&self) -> Scrubbed {
         let mut all = Scrubbed::default();
-        for position in self.reachable().iter() {
-            let Some((slice, labelling)) = self.labelled(position) else { continue };
+        for member in self.reachable().iter() {
+            let Some((slice, labelling)) = self.labelled(member) else { continue };
             let found = labelling.scrub(&slice).await;
-            self.count_checksum_errors(position, found.bad);
-            self.count_repaired(position, found.repaired);
+            self.count_checksum_errors(member, found.bad);
+            self.count_repaired(member, found.repaired);
             all.bad += found.bad;
             all.repaired += found.repaired;
             if let Some(error) = found.failed {
-                tracing::warn!(array = self.name(), %position, %error, "a label is not repaired yet");
-                self.owe_label(position);
+                tracing::warn!(array = self.name(), %member, %error, "a label is not repaired yet");
+                self.owe_label(member);
                 all.failed = Some(error);
             }
         }
@@ -225,54 +237,57 @@ impl Members {
     }
 
     /// The present life of a member.
-    pub(crate) fn life(&self, position: Position) -> Life {
-        self.members.borrow()[position.index()].life()
+    pub(crate) fn life(&self, member: MemberNo) -> Life {
+        self.members.borrow()[member.index()].life()
     }
 
-    /// Calls `with` with the present lives of all members.
-    pub(crate) fn with_lives<T>(&self, with: impl FnOnce(&[Life]) -> T) -> T {
-        let mut lives = [0; MAX_STRIPS];
-        let members = self.members.borrow();
-        lives.iter_mut().zip(members.iter()).for_each(|(life, member)| *life = member.life());
-        with(&lives[..members.len()])
+    /// True if the drive of a member takes I/O.
+    pub(crate) fn is_reachable(&self, member: MemberNo) -> bool {
+        self.members.borrow()[member.index()].is_reachable()
     }
 
-    fn select(&self, wanted: impl Fn(&Member) -> bool) -> Positions {
+    fn select(&self, wanted: impl Fn(&Member) -> bool) -> MemberSet {
         let members = self.members.borrow();
         let wanted = members.iter().enumerate().filter(|(_, member)| wanted(member));
-        wanted.map(|(at, _)| Position::new(at)).collect()
+        wanted.map(|(at, _)| MemberNo::new(at)).collect()
     }
 
     /// Members whose drives take I/O.
-    pub(crate) fn reachable(&self) -> Positions {
-        self.select(|member| member.reachable().is_some())
+    pub(crate) fn reachable(&self) -> MemberSet {
+        self.select(Member::is_reachable)
     }
 
     /// Members whose drives are away, take no I/O, or were left out at the opening.
-    pub(crate) fn gone(&self) -> Positions {
-        self.context.geo.all_strips().without(self.reachable())
+    pub(crate) fn gone(&self) -> MemberSet {
+        self.context.layout.all_members().without(self.reachable())
+    }
+
+    /// Members on which no strip lies that counts: the array loses nothing with them.
+    pub(crate) fn set_empty(&self, members: MemberSet) {
+        assert!(!members.meets(self.reachable()), "a member that takes I/O may get strips at any time");
+        self.empty.set(members);
     }
 
     /// Members recorded as stale.
-    pub(crate) fn stale(&self) -> Positions {
+    pub(crate) fn stale(&self) -> MemberSet {
         self.select(Member::is_stale)
     }
 
     /// Members that are not stale and whose drives take I/O.
-    pub(crate) fn active(&self) -> Positions {
+    pub(crate) fn active(&self) -> MemberSet {
         self.reachable().without(self.stale())
     }
 
     /// The drives of members, as a list for people.
-    pub(crate) fn drives(&self, positions: Positions) -> String {
+    pub(crate) fn drives(&self, members: MemberSet) -> String {
         let desc = self.desc.borrow();
-        let drives = positions.iter().map(|at| desc.members[at.index()].drive.to_string());
+        let drives = members.iter().map(|at| desc.members[at.index()].drive.to_string());
         drives.collect::<Vec<_>>().join(", ")
     }
 
-    /// The position of the member on a drive.
-    pub(crate) fn position_of(&self, drive: DriveId) -> Option<Position> {
-        self.desc.borrow().members.iter().position(|member| member.drive == drive).map(Position::new)
+    /// The member on a drive.
+    pub(crate) fn member_on(&self, drive: DriveId) -> Option<MemberNo> {
+        self.desc.borrow().members.iter().position(|member| member.drive == drive).map(MemberNo::new)
     }
 
     /// Offset and length of the slice that a drive gives to the array.
@@ -282,8 +297,8 @@ impl Members {
     }
 
     /// True if the drive of a member is in its place, and not only recorded there.
-    pub(crate) fn is_in_place(&self, position: Position) -> bool {
-        self.members.borrow()[position.index()].slice().is_some()
+    pub(crate) fn is_in_place(&self, member: MemberNo) -> bool {
+        self.members.borrow()[member.index()].slice().is_some()
     }
 
     /// True if the array survives the loss of these drives as well: of their strips, and of their replicas of
@@ -292,35 +307,35 @@ impl Members {
         let lost = {
             let desc = self.desc.borrow();
             let taken = desc.members.iter().enumerate().filter(|(_, member)| drives.contains(&member.drive));
-            let taken = taken.map(|(at, _)| Position::new(at)).collect();
+            let taken = taken.map(|(at, _)| MemberNo::new(at)).collect();
             self.gone().with(self.stale()).with(taken)
         };
-        lost.len() <= self.context.geo.m
+        self.context.layout.most_lost(lost.without(self.empty.get())) <= self.context.geo.m
             && self.desc.borrow().carriers().any(|carrier| !lost.contains(carrier))
     }
 
     /// True if a drive holds a member that is not lost already.
     pub(crate) fn uses(&self, drive: DriveId) -> bool {
-        self.position_of(drive).is_some_and(|at| !self.stale().contains(at))
+        self.member_on(drive).is_some_and(|at| !self.stale().contains(at))
     }
 
     /// Counts a block that does not verify against the drive of a member.
-    pub(crate) fn count_checksum_errors(&self, position: Position, errors: u64) {
-        if let Some(slice) = self.members.borrow()[position.index()].slice() {
+    pub(crate) fn count_checksum_errors(&self, member: MemberNo, errors: u64) {
+        if let Some(slice) = self.members.borrow()[member.index()].slice() {
             (0..errors).for_each(|_| slice.drive().count_checksum_error());
         }
     }
 
     /// Counts blocks that were written again on the drive of a member.
-    pub(crate) fn count_repaired(&self, position: Position, blocks: u64) {
-        if let Some(slice) = self.members.borrow()[position.index()].slice() {
+    pub(crate) fn count_repaired(&self, member: MemberNo, blocks: u64) {
+        if let Some(slice) = self.members.borrow()[member.index()].slice() {
             slice.drive().count_repaired(blocks);
         }
     }
 
     /// Takes a member's slice away, and counts the member as stale: its drive has contents of the past.
-    pub(crate) fn leave_out(&self, position: Position) {
-        let member = &mut self.members.borrow_mut()[position.index()];
+    pub(crate) fn leave_out(&self, member: MemberNo) {
+        let member = &mut self.members.borrow_mut()[member.index()];
         member.remove_slice();
         member.set_stale(true);
     }
@@ -333,9 +348,10 @@ impl Members {
     }
 
     /// Ends the life of a member whose drive is latched. Strips that were not flushed in it are stale.
-    pub(crate) fn note_latched(&self, position: Position) {
-        let Some(unflushed) = self.members.borrow_mut()[position.index()].latch() else { return };
-        unflushed.into_iter().for_each(|stripe| self.record_missed(stripe, Positions::one(position)));
+    pub(crate) fn note_latched(&self, member: MemberNo) {
+        let Some(unflushed) = self.members.borrow_mut()[member.index()].latch() else { return };
+        let strips = unflushed.into_iter();
+        strips.for_each(|(stripe, position)| self.record_missed(stripe, Positions::one(position)));
         self.changed();
     }
 
@@ -369,21 +385,22 @@ impl Members {
         self.context.signals.repair.notify_one();
     }
 
-    /// The members as they stand; `stale_strips` counts the stripes whose strip on a member is not valid.
-    pub(crate) fn report(&self, stale_strips: impl Fn(Position, bool) -> u64) -> Vec<MemberReport> {
+    /// The members as they stand; `strips` counts the strips on one.
+    pub(crate) fn report(&self, strips: impl Fn(MemberNo) -> StripsOn) -> Vec<MemberReport> {
         let (members, desc) = (self.members.borrow(), self.desc.borrow());
-        let report = |(at, member): (usize, &Member)| {
-            let position = Position::new(at);
-            let is_reachable = member.reachable().is_some();
+        let report = |(at, one): (usize, &Member)| {
+            let member = MemberNo::new(at);
+            let (is_reachable, strips) = (one.is_reachable(), strips(member));
             MemberReport {
                 drive: desc.members[at].drive,
-                state: match (is_reachable, member.is_stale()) {
+                state: match (is_reachable, one.is_stale()) {
                     (false, _) => "missing",
                     (true, true) => "rebuilding",
                     (true, false) => "active",
                 },
-                carrier: desc.carriers().any(|carrier| carrier == position),
-                stale_strips: stale_strips(position, is_reachable),
+                carrier: desc.carriers().any(|carrier| carrier == member),
+                stale_strips: if is_reachable { strips.stale } else { strips.strips },
+                moved_strips: strips.moved_away,
             }
         };
         members.iter().enumerate().map(report).collect()

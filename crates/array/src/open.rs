@@ -31,7 +31,7 @@ use crate::log::replay::read_log;
 use crate::members::labels;
 use crate::members::ownership::{AcceptedLoss, Claim, Lacking, Ownership};
 use crate::members::{FoundLabels, Members, Roster};
-use crate::place::{Position, Positions, SegmentNo};
+use crate::place::{MemberNo, MemberSet, SegmentNo};
 use crate::site::Site;
 use crate::stripes::table::StripeTable;
 use checkpoint::{read_root, read_table};
@@ -54,12 +54,12 @@ pub type MemberSlice = Option<Slice>;
 pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<Descriptor, ArrayError> {
     let slice_bytes = slices.iter().map(Slice::len).min().unwrap_or(0);
     let geometry = Geometry::fit(spec, slice_bytes)?;
-    if slices.len() != geometry.strips() {
-        return Err(ArrayError::Invalid(format!("{} slices for {} strips", slices.len(), geometry.strips())));
+    if slices.len() != geometry.members {
+        return Err(ArrayError::Invalid(format!("{} slices for {} members", slices.len(), geometry.members)));
     }
     let array = ArrayId(random_id(env));
-    let carriers: Vec<u16> = (0..to_u16(geometry.carriers().min(slices.len()))).collect();
-    let table = StripeTable::new(&geometry);
+    let carriers = first_carriers(spec, &geometry);
+    let table = StripeTable::new(&geometry, &Rc::new(spec.layout.clone()));
     for carrier in &carriers {
         let slice = &slices[usize::from(*carrier)];
         for first in (0..geometry.pages()).step_by(to_usize(PAGES_IN_A_PIECE)) {
@@ -91,10 +91,11 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         role: spec.role,
         k: to_u16(spec.k),
         m: to_u16(spec.m),
+        layout: spec.layout.clone(),
         strip_blocks: spec.strip_blocks,
         log_bytes: spec.log_bytes,
         segment_bytes: spec.segment_bytes,
-        stripes: geometry.stripes,
+        rows: geometry.rows,
         epoch: Epoch(0),
         root_epoch: Epoch(0),
         revision: 1,
@@ -103,9 +104,27 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
         members: members.collect(),
     };
     for (at, slice) in slices.iter().enumerate() {
-        labels::write_first(slice, &descriptor, Position::new(at)).await?;
+        labels::write_first(slice, &descriptor, MemberNo::new(at)).await?;
     }
     Ok(descriptor)
+}
+
+/// The members that carry the log of a new array: from the first one that the spec names on, each in another
+/// failure domain as long as there is one.
+fn first_carriers(spec: &CreateSpec, geometry: &Geometry) -> Vec<u16> {
+    let (members, wanted) = (geometry.members, geometry.carriers().min(geometry.members));
+    let in_turn = (0..members).map(|turn| MemberNo::new((spec.first_carrier + turn) % members));
+    let mut carriers: Vec<MemberNo> = Vec::new();
+    for is_picky in [true, false] {
+        for member in in_turn.clone() {
+            let domain = spec.layout.domain(member);
+            let shares = carriers.iter().any(|other| spec.layout.domain(*other) == domain);
+            if carriers.len() < wanted && !carriers.contains(&member) && !(is_picky && shares) {
+                carriers.push(member);
+            }
+        }
+    }
+    carriers.into_iter().map(MemberNo::number).collect()
 }
 
 /// The root of an array that never logged anything.
@@ -123,11 +142,11 @@ fn first_root(array: ArrayId) -> Root {
         order: 0,
         table_sum: 0,
         epoch: Epoch(0),
-        behind: Positions::NONE,
+        behind: MemberSet::NONE,
     }
 }
 
-/// Opens an array: `members` by position, with the slices of drives that are here.
+/// Opens an array: `members` by member, with the slices of drives that are here.
 pub async fn open(
     env: &Env,
     descriptor: Descriptor,
@@ -144,12 +163,12 @@ pub async fn open(
 pub struct Opening {
     array: Array,
     claim: Claim,
-    stale: Positions,
+    stale: MemberSet,
     root: Root,
     lacking: Lacking,
     accepted_loss: AcceptedLoss,
     /// Members that were gone when it was proved that nothing is lost without them.
-    gone: Positions,
+    gone: MemberSet,
     /// The data that an administrator had to give up.
     accepted: Option<String>,
     outdated: Vec<LeftOut>,
@@ -161,7 +180,7 @@ pub struct Opening {
     /// that must not count.
     pages: Vec<Mend>,
     /// The carriers that were read.
-    carriers: Vec<Position>,
+    carriers: Vec<MemberNo>,
     redo: Redo,
     /// The log has a segment.
     started: bool,
@@ -206,13 +225,13 @@ impl Opening {
     async fn read_labelled(
         array: Array,
         claim: Claim,
-        stale: Positions,
+        stale: MemberSet,
         labels: &FoundLabels,
         lacking: Lacking,
     ) -> Result<Self, ArrayError> {
         let (context, members, stripes) = (&array.context, &array.members, &array.stripes);
         check_members(context, members, stale)?;
-        let slices = |carriers: &[Position]| -> Vec<Slice> {
+        let slices = |carriers: &[MemberNo]| -> Vec<Slice> {
             carriers.iter().filter_map(|at| members.slice(*at)).collect()
         };
         let read_from = members.trusted_carriers(stale);
@@ -349,16 +368,17 @@ fn prepare(
     roster: &Rc<Roster>,
 ) -> Result<Array, ArrayError> {
     let geo = Geometry::of(&descriptor)?;
-    if members.len() != geo.strips() {
+    if members.len() != geo.members {
         return Err(ArrayError::Invalid(format!(
-            "array {}: {} slices for {} strips",
+            "array {}: {} slices for {} members",
             descriptor.name,
             members.len(),
-            geo.strips()
+            geo.members
         )));
     }
     let code = Code::new(geo.k, geo.m).map_err(|error| ArrayError::Invalid(error.to_string()))?;
-    let context = Context::new(env, descriptor.array, &descriptor.name, geo);
+    let layout = Rc::new(descriptor.layout.clone());
+    let context = Context::new(env, descriptor.array, &descriptor.name, geo, layout);
     Ok(Array::assemble(context, code, descriptor, members, ownership, roster))
 }
 
@@ -377,13 +397,14 @@ fn without_labels(error: ArrayError, name: String, unread: String) -> ArrayError
     }
 }
 
-fn check_members(context: &Context, members: &Members, stale: Positions) -> Result<(), ArrayError> {
+fn check_members(context: &Context, members: &Members, stale: MemberSet) -> Result<(), ArrayError> {
     let absent = members.gone();
-    if absent.len() > context.geo.m {
+    // With spare places all strips of a member that is away may have moved: the table tells later.
+    if context.layout.spares() == 0 && context.layout.most_lost(absent) > context.geo.m {
         return Err(ArrayError::TooManyMissing {
             name: context.name.clone(),
             missing: absent.len(),
-            members: context.geo.strips(),
+            members: context.geo.members,
             allowed: context.geo.m,
             which: members.drives(absent),
         });

@@ -4,7 +4,7 @@ use crate::array::Array;
 use crate::counters::Counts;
 use crate::jobs::JobProgress;
 use crate::members::MemberReport;
-use crate::place::{Position, Positions};
+use crate::place::MemberNo;
 use penstock_base::{ArrayId, BLOCK_BYTES};
 
 /// The condition of an array in one word.
@@ -12,6 +12,8 @@ use penstock_base::{ArrayId, BLOCK_BYTES};
 pub enum ArrayState {
     /// Every stripe has all its strips.
     Ok,
+    /// Every stripe has all its strips, some of them in spare places because members are gone.
+    Spared,
     /// Some stripe lacks strips and has redundancy left.
     Degraded,
     /// Some stripe has no redundancy left.
@@ -27,6 +29,7 @@ impl ArrayState {
     pub fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
+            Self::Spared => "spared",
             Self::Degraded => "degraded",
             Self::Critical => "critical",
             Self::Failed => "failed",
@@ -68,13 +71,15 @@ pub struct Report {
     pub unreadable_stripes: u64,
     /// Stripes in the array, and written ones among them.
     pub stripes: (u64, u64),
+    /// Spare places of a row.
+    pub spares: usize,
     /// Bytes of data in a stripe.
     pub stripe_bytes: u64,
     /// Share of the log in use, in percent.
     pub log_used_percent: u64,
     /// Data blocks in the log that are not in their strips yet.
     pub dirty_blocks: u64,
-    /// The members by position.
+    /// The members by number.
     pub members: Vec<MemberReport>,
     /// Its counters.
     pub counts: Counts,
@@ -95,20 +100,29 @@ impl Array {
         if !self.stripes.map().unreadable().is_empty() {
             return ArrayState::Failed;
         }
-        let absent = self.members.gone();
-        match ArrayState::of(self.stripes.table().worst(absent), self.context.geo.m) {
-            ArrayState::Ok if self.missing_carriers() > 0 || !absent.is_empty() => ArrayState::Degraded,
+        let worst = self.stripes.census().worst();
+        match ArrayState::of(worst, self.context.geo.m) {
+            ArrayState::Ok if self.missing_carriers() > 0 => ArrayState::Degraded,
+            // With spare places all strips of a member that is gone may be on others.
+            ArrayState::Ok if !self.members.gone().is_empty() => match self.has_moved_all() {
+                true => ArrayState::Spared,
+                false => ArrayState::Degraded,
+            },
             state => state,
         }
     }
 
+    /// True if no strip lies on a member that is gone, and some have moved from there.
+    fn has_moved_all(&self) -> bool {
+        let (census, gone) = (self.stripes.census(), self.members.gone());
+        let on = |member| census.on(member);
+        self.context.layout.spares() > 0 && gone.iter().all(|member| on(member).strips == 0)
+    }
+
     /// The array as it stands.
     pub fn report(&self) -> Report {
-        let (context, table) = (&self.context, self.stripes.table());
-        let stale_strips = |position: Position, is_reachable: bool| match is_reachable {
-            false => table.counts().0,
-            true => table.count_stale(Positions::one(position)),
-        };
+        let (context, census) = (&self.context, self.stripes.census());
+        let strips = |member: MemberNo| census.on(member);
         Report {
             id: context.id,
             name: context.name.clone(),
@@ -119,11 +133,12 @@ impl Array {
             redundancy_debt_stripes: self.redundancy_debt_stripes(),
             missing_carriers: self.missing_carriers(),
             unreadable_stripes: self.stripes.map().unreadable().len() as u64,
-            stripes: (context.geo.stripes, table.counts().0),
+            stripes: (context.geo.stripes, census.written()),
+            spares: context.layout.spares(),
             stripe_bytes: u64::from(context.geo.stripe_blocks()) * BLOCK_BYTES as u64,
             log_used_percent: self.chain.used_percent(),
             dirty_blocks: self.stripes.overlay().counts().blocks,
-            members: self.members.report(stale_strips),
+            members: self.members.report(strips),
             counts: context.counts(),
             rebuild: self.rebuild.progress(),
             scrub: self.scrub.progress(),

@@ -1,23 +1,29 @@
 //! The stripes of an array: their state, their dirty blocks in the log, their versions and locks.
 //!
-//! Owns the stripe map, the overlay, the version counter, the stripe locks and the queue of stripes to
-//! repair. Does not own strips: what lies on drives is [`crate::strips`].
+//! Owns the stripe map, the overlay, the version counter, the stripe locks, promised places and the queue of
+//! stripes to repair. Does not own strips: what lies on drives is [`crate::strips`].
 
+pub(crate) mod census;
 pub(crate) mod map;
 pub(crate) mod overlay;
+pub(crate) mod promises;
 pub(crate) mod table;
 mod versions;
 
 use crate::context::Context;
 use crate::format::record::Entry;
+use crate::layout::StripPlace;
 use crate::members::Members;
-use crate::place::{Position, Positions};
+use crate::moves::Moves;
+use crate::place::{MemberNo, MemberSet, Position, Positions};
 use crate::queue::EntryQueue;
 use crate::ranks;
-use map::StripeMap;
+use census::Census;
+use map::{PendingFresh, StripeMap};
 use overlay::Overlay;
 use penstock_base::rank::RankedLocks;
 use penstock_base::{Stripe, Version};
+use promises::Promises;
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -32,6 +38,7 @@ pub(crate) struct Stripes {
     overlay: RefCell<Overlay>,
     /// Stripes in which something bad was found.
     to_repair: RefCell<BTreeSet<Stripe>>,
+    promises: Promises,
     pub(crate) versions: Versions,
     /// Whoever writes strips of a stripe holds its lock exclusively; a reader holds it shared.
     pub(crate) locks: RankedLocks,
@@ -42,9 +49,10 @@ impl Stripes {
         Rc::new(Self {
             context: context.clone(),
             members: members.clone(),
-            map: RefCell::new(StripeMap::new(StripeTable::new(&context.geo))),
+            map: RefCell::new(StripeMap::new(StripeTable::new(&context.geo, &context.layout))),
             overlay: RefCell::new(Overlay::new(context.geo.strip_blocks)),
             to_repair: RefCell::default(),
+            promises: Promises::default(),
             versions: Versions::new(queue),
             locks: RankedLocks::new(ranks::STRIPE),
         })
@@ -87,7 +95,28 @@ impl Stripes {
 
     /// Strips that are not valid.
     pub(crate) fn stale(&self, stripe: Stripe) -> Positions {
-        self.members.with_lives(|lives| self.map.borrow().stale(stripe, lives))
+        self.map.borrow().stale(stripe, |member| self.members.life(member))
+    }
+
+    /// Strips in spare places.
+    pub(crate) fn moves(&self, stripe: Stripe) -> Moves {
+        self.map.borrow().moves(stripe)
+    }
+
+    /// The place of a strip.
+    pub(crate) fn place(&self, stripe: Stripe, position: Position) -> StripPlace {
+        self.context.layout.place(stripe, position, self.moves(stripe))
+    }
+
+    /// The member on which a strip lies.
+    pub(crate) fn member(&self, stripe: Stripe, position: Position) -> MemberNo {
+        self.place(stripe, position).member
+    }
+
+    /// Strips that lie on these members.
+    pub(crate) fn strips_on(&self, stripe: Stripe, members: MemberSet) -> Positions {
+        let places = self.context.layout.places(stripe, self.moves(stripe)).enumerate();
+        places.filter(|(_, place)| members.contains(place.member)).map(|(at, _)| Position::new(at)).collect()
     }
 
     /// The version that a valid strip has.
@@ -97,17 +126,28 @@ impl Stripes {
 
     /// Strips that should be readable: valid, and on a member that takes I/O.
     pub(crate) fn readable(&self, stripe: Stripe) -> Positions {
-        self.members.reachable().without(self.stale(stripe))
+        let places = self.context.layout.places(stripe, self.moves(stripe)).enumerate();
+        let reachable = places.filter(|(_, place)| self.members.is_reachable(place.member));
+        let reachable: Positions = reachable.map(|(at, _)| Position::new(at)).collect();
+        reachable.without(self.stale(stripe))
     }
 
     /// True if the record of a pending stripe would lack one of these strips.
     pub(crate) fn pending_misses(&self, strips: Positions) -> bool {
-        self.members.with_lives(|lives| self.map.borrow().pending_misses(strips, lives))
+        self.map.borrow().pending_misses(strips, |member| self.members.life(member))
+    }
+
+    /// All strips of an unwritten stripe were written. It counts once its record is durable.
+    pub(crate) fn add_pending(&self, stripe: Stripe, pending: PendingFresh) {
+        if pending.landed.iter().any(Option::is_none) {
+            self.members.set_empty(MemberSet::NONE);
+        }
+        self.map.borrow_mut().add_pending(stripe, pending);
     }
 
     /// The record of a pending stripe as its members stand now; none if it is not pending under `version`.
     pub(crate) fn pending_entry(&self, stripe: Stripe, version: Version) -> Option<Entry> {
-        self.members.with_lives(|lives| self.map.borrow().pending_entry(stripe, version, lives))
+        self.map.borrow().pending_entry(stripe, version, |member| self.members.life(member))
     }
 
     /// Applies a durable record.
@@ -115,8 +155,10 @@ impl Stripes {
         if let Entry::Versions { reserved } = entry {
             self.versions.set_reserved(*reserved);
         }
-        let lacking = self.members.with_lives(|lives| self.map.borrow_mut().apply(entry, lives));
+        let lacking = self.map.borrow_mut().apply(entry, |member| self.members.life(member));
         if !lacking.is_empty() {
+            // Their members may be among those that had no strips.
+            self.members.set_empty(MemberSet::NONE);
             // The members may have everything else, and then nothing but resync looks at them.
             self.context.signals.resync.notify_one();
         }
@@ -143,10 +185,17 @@ impl Stripes {
         self.to_repair.borrow_mut().append(&mut stripes);
     }
 
+    /// Counts of the written stripes, with the members that are gone now.
+    pub(crate) fn census(&self) -> Ref<'_, Census> {
+        let gone = self.members.gone();
+        if self.table().census().absent() != gone {
+            self.table_mut().set_absent(gone);
+        }
+        Ref::map(self.map.borrow(), |map| map.table().census())
+    }
+
     /// The number of written stripes with fewer valid strips than the code has.
     pub(crate) fn redundancy_debt(&self) -> u64 {
-        let (written, with_stale) = self.table().counts();
-        let all = self.members.reachable().len() == self.context.geo.strips();
-        if all { with_stale } else { written }
+        self.census().lacking()
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::Line;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{Array, ArrayError, CreateSpec, Lacking, Position, Roster, Volume, create, open};
+use penstock_array::{Array, ArrayError, CreateSpec, Lacking, MemberNo, Roster, Volume, create, open};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, crc32c_blocks};
 use penstock_drive::superblock::Superblock;
 use penstock_drive::{Class, DriveHandle, Io, MemoryDrive, Slice};
@@ -49,7 +49,7 @@ async fn bed(env: &Env, bench: ArrayBench) -> Result<Bed, ArrayError> {
         .collect();
     let len = penstock_drive::superblock::slices_end(DRIVE_BYTES as u64) - SLICE_AT;
     let slices: Vec<Slice> = drives.iter().map(|drive| Slice::new(drive.clone(), SLICE_AT, len)).collect();
-    let descriptor = create(env, &CreateSpec::new("bench", bench.k, bench.m), &slices).await?;
+    let descriptor = create(env, &CreateSpec::new("bench", bench.k, bench.m)?, &slices).await?;
     let members = slices.into_iter().map(Some).collect();
     let ownership = Rc::new(MemoryOwnership::default());
     let array = open(env, descriptor, members, ownership, &Roster::new(env), Lacking::Refuse).await?;
@@ -104,7 +104,7 @@ pub async fn run_array(env: &Env, bench: ArrayBench) -> Result<Vec<Line>, ArrayE
         small_writes.push(write_small(&bed, stripes).await?);
     }
     if bench.m > 0 {
-        bed.array.fail_member(Position::new(0), "benchmark").await?;
+        bed.array.fail_member(MemberNo::new(0), "benchmark").await?;
         for _ in 0..RUNS {
             degraded.push(read_all(&bed, stripes).await?);
         }

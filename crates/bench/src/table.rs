@@ -75,7 +75,7 @@ impl Made {
         let per_page = self.geometry.stripes_per_page();
         let count = per_page.min(self.geometry.stripes - index * per_page);
         let strips = self.geometry.strips();
-        let entry = std::iter::once(0).chain(std::iter::repeat_n(1, strips)).collect::<Vec<u64>>();
+        let entry = [[0; 3].as_slice(), &vec![1; strips]].concat();
         let words = entry.repeat(count as usize);
         Some(TablePage { array: self.array, index, checkpoint: 0, strips: strips as u16, words }.encode())
     }
@@ -153,7 +153,7 @@ fn invalid(why: &str) -> ArrayError {
 
 /// Slices of drives that are just large enough.
 fn slices(env: &Env, bench: TableBench, made: &Rc<Cell<Option<Made>>>) -> Result<Vec<Slice>, ArrayError> {
-    let spec = CreateSpec::new("bench", bench.k, bench.m);
+    let spec = CreateSpec::new("bench", bench.k, bench.m)?;
     let stripes = (bench.tib << 40) / (bench.k as u64 * u64::from(spec.strip_blocks) * BLOCK);
     // Strips with their trailers, the table, the log, and a margin.
     let slot = u64::from(spec.strip_blocks + 1) * BLOCK;
@@ -187,7 +187,7 @@ async fn read_tables(slices: &[Slice], geometry: &Geometry) -> Result<f64, Array
 pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayError> {
     let made: Rc<Cell<Option<Made>>> = Rc::default();
     let slices = slices(env, bench, &made)?;
-    let spec = CreateSpec::new("bench", bench.k, bench.m);
+    let spec = CreateSpec::new("bench", bench.k, bench.m)?;
     let geometry = Geometry::fit(&spec, slices[0].len())?;
     made.set(Some(Made { array: ArrayId::default(), geometry }));
     let start = Instant::now();

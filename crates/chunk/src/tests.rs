@@ -132,7 +132,8 @@ impl Bench {
         let len = superblock::slices_end(DISK_BYTES) - SLICE_AT;
         let slices: Vec<_> = handles.iter().map(|handle| Slice::new(handle.clone(), SLICE_AT, len)).collect();
         let (strip_blocks, log_bytes, segment_bytes) = (STRIPE as u32 / 2, 2 << 20, 128 << 10);
-        let spec = CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new("test", 2, 1) };
+        let spec =
+            CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new("test", 2, 1).unwrap() };
         let descriptor = create(&env, &spec, &slices).await.unwrap();
         let members = slices.into_iter().map(Some).collect();
         let (claims, roster) = (Rc::<MemoryOwnership>::default(), Roster::new(&env));

@@ -1,21 +1,25 @@
 //! Stripes that are spread over all members, with spare places in every row.
 //!
-//! A *column* is a place in a row before it is assigned to a member. The first columns hold strips, the last
-//! ones are spare. Stripes follow each other through the columns of a *slice*, the fewest rows that whole
-//! stripes fill. One permutation assigns the columns of all rows of a slice, so a stripe that goes on in the
+//! A *cell* is a place in a row before it is assigned to a member. The first cells hold strips, the last
+//! ones are spare. Stripes follow each other through the cells of a *band*, the fewest rows that whole
+//! stripes fill. One permutation assigns the cells of all rows of a band, so a stripe that goes on in the
 //! next row still has its strips on different members. Slices use the base permutations in turn, and after
 //! each round of them all members move on by one. So what two members have in common depends only on the
-//! distance between them, a handful of base permutations makes it even, and every member has each column
+//! distance between them, a handful of base permutations makes it even, and every member has each cell
 //! equally often. (Permutation development, after Schwarz, Steinberg and Burkhard, 1999.)
+//!
+//! A strip moves to a spare place of its row. The places are tried in turn, from another one in each band. A
+//! place is taken if its member has not failed, holds no other strip of the stripe and no other strip that
+//! has moved to it, and if its failure domain does not get more strips of the stripe than the code can lose.
 
-use crate::search::{Columns, Loads};
+use crate::search::{Cells, Loads, first_spare};
 use crate::shape::{LayoutError, Place, Shape, index};
 
 /// A declustered layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declustered {
     shape: Shape,
-    bases: Vec<Columns>,
+    bases: Vec<Cells>,
 }
 
 /// The content of a place.
@@ -33,18 +37,18 @@ pub enum Content {
 }
 
 impl Declustered {
-    /// A layout with these base permutations: each names the member of every column. Fails if they do not fit
+    /// A layout with these base permutations: each names the member of every cell. Fails if they do not fit
     /// the shape.
     pub fn new(shape: Shape, bases: &[Vec<u8>]) -> Result<Self, LayoutError> {
         shape.check()?;
         if bases.is_empty() {
             return Err(LayoutError::Shape("a layout has at least one base permutation".into()));
         }
-        let column = |(number, base): (usize, &Vec<u8>)| {
-            let columns = Columns::new(&shape, base);
-            columns.map_err(|why| LayoutError::Base { number, why })
+        let cell = |(number, base): (usize, &Vec<u8>)| {
+            let cells = Cells::new(&shape, base);
+            cells.map_err(|why| LayoutError::Base { number, why })
         };
-        let bases = bases.iter().enumerate().map(column).collect::<Result<_, _>>()?;
+        let bases = bases.iter().enumerate().map(cell).collect::<Result<_, _>>()?;
         Ok(Self { shape, bases })
     }
 
@@ -55,10 +59,10 @@ impl Declustered {
 
     /// The base permutations, as [`Self::new`] takes them.
     pub fn bases(&self) -> Vec<Vec<u8>> {
-        self.bases.iter().map(Columns::members).collect()
+        self.bases.iter().map(Cells::members).collect()
     }
 
-    /// Stripes that fit in this many rows. Rows that fill no slice hold none.
+    /// Stripes that fit in this many rows. Rows that fill no band hold none.
     pub fn stripes(&self, rows: u64) -> u64 {
         rows / self.shape.rows() as u64 * self.shape.stripes() as u64
     }
@@ -68,8 +72,8 @@ impl Declustered {
         (self.bases.len() * self.shape.members * self.shape.rows()) as u64
     }
 
-    /// The slice in which a stripe lies.
-    pub fn slice_of(&self, stripe: u64) -> u64 {
+    /// The band in which a stripe lies.
+    pub fn band_of(&self, stripe: u64) -> u64 {
         stripe / self.shape.stripes() as u64
     }
 
@@ -78,8 +82,8 @@ impl Declustered {
     /// # Panics
     /// If a stripe has no such strip.
     pub fn place(&self, stripe: u64, strip: usize) -> Place {
-        let slice = self.slice_of(stripe);
-        self.place_of(slice, self.slot(stripe, strip))
+        let band = self.band_of(stripe);
+        self.place_of(band, self.slot(stripe, strip))
     }
 
     /// The content of a place.
@@ -89,15 +93,68 @@ impl Declustered {
     pub fn content(&self, place: Place) -> Content {
         let shape = &self.shape;
         assert!(place.member < shape.members, "member {} of {}", place.member, shape.members);
-        let slice = place.row / shape.rows() as u64;
+        let band = place.row / shape.rows() as u64;
         let row = index(place.row % shape.rows() as u64);
-        match self.column(slice, place.member) {
-            column if column < shape.used() => {
-                let (stripe, strip) = self.strip_of(slice, row * shape.used() + column);
+        match self.cell(band, place.member) {
+            cell if cell < shape.used() => {
+                let (stripe, strip) = self.strip_of(band, row * shape.used() + cell);
                 Content::Strip { stripe, strip }
             }
-            column => Content::Spare(column - shape.used()),
+            cell => Content::Spare(cell - shape.used()),
         }
+    }
+
+    /// The spare place with a number in the row of a strip.
+    ///
+    /// # Panics
+    /// If there is no such strip or place.
+    pub fn spare_place(&self, stripe: u64, strip: usize, spare: usize) -> Place {
+        let shape = self.shape();
+        assert!(spare < shape.spares, "spare place {spare} of {}", shape.spares);
+        let (band, row) = (self.band_of(stripe), self.slot(stripe, strip) / shape.used());
+        self.place_in(band, row, shape.used() + spare)
+    }
+
+    /// The strips with their own places in the row of a strip, that one included: stripe, and number in it.
+    pub fn strips_of_row(&self, stripe: u64, strip: usize) -> impl Iterator<Item = (u64, usize)> {
+        let row = self.place(stripe, strip).row;
+        (0..self.shape().members).filter_map(move |member| match self.content(Place { member, row }) {
+            Content::Strip { stripe, strip } => Some((stripe, strip)),
+            Content::Spare(_) => None,
+        })
+    }
+
+    /// The number of the spare place to which a lost strip moves; none if it has no place. `spare_of` tells
+    /// the spare place that another strip of the stripe has moved to, `is_taken` the places that strips of
+    /// the row have, and `is_lost` the members that cannot be used.
+    pub fn find_spare(
+        &self,
+        stripe: u64,
+        strip: usize,
+        spare_of: impl Fn(usize) -> Option<usize>,
+        is_taken: impl Fn(usize) -> bool,
+        is_lost: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let shape = self.shape();
+        let first = self.first_spare(self.band_of(stripe));
+        let others = (0..shape.strips).filter(|other| *other != strip);
+        let others: Vec<usize> = others
+            .map(|other| match spare_of(other) {
+                Some(spare) => self.spare_place(stripe, other, spare).member,
+                None => self.place(stripe, other).member,
+            })
+            .collect();
+        let may_take = |spare: &usize| {
+            let member = self.spare_place(stripe, strip, *spare).member;
+            // A lost strip that has not been made again yet is on a member that has failed, and counts.
+            let in_domain = others.iter().filter(|other| shape.domain(**other) == shape.domain(member));
+            !is_lost(member)
+                && !is_taken(*spare)
+                && !others.contains(&member)
+                && in_domain.count() < shape.most_in_domain()
+        };
+        let mut in_turn = (0..shape.spares).map(|turn| (first + turn) % shape.spares);
+        in_turn.find(may_take)
     }
 
     /// The excess above the mean of what the busiest member reads and writes when one member fails, as a
@@ -105,47 +162,57 @@ impl Declustered {
     /// failed are compared with each other, and so are all others.
     pub fn imbalance(&self) -> f64 {
         let mut loads = Loads::new(self.shape);
-        self.bases.iter().for_each(|base| loads.count(base));
+        self.bases.iter().enumerate().for_each(|(number, base)| loads.count(number, base));
         loads.imbalance()
     }
 
-    /// The number of a strip among those of its slice.
+    /// The number of a strip among those of its band.
     pub(crate) fn slot(&self, stripe: u64, strip: usize) -> usize {
         assert!(strip < self.shape.strips, "strip {strip} of {}", self.shape.strips);
         index(stripe % self.shape.stripes() as u64) * self.shape.strips + strip
     }
 
-    /// The stripe and the strip with a number of [`Self::slot`] in a slice.
-    pub(crate) fn strip_of(&self, slice: u64, slot: usize) -> (u64, usize) {
+    /// The stripe and the strip with a number of [`Self::slot`] in a band.
+    pub(crate) fn strip_of(&self, band: u64, slot: usize) -> (u64, usize) {
         let Shape { strips, .. } = self.shape;
-        (slice * self.shape.stripes() as u64 + (slot / strips) as u64, slot % strips)
+        (band * self.shape.stripes() as u64 + (slot / strips) as u64, slot % strips)
     }
 
-    pub(crate) fn place_of(&self, slice: u64, slot: usize) -> Place {
+    pub(crate) fn place_of(&self, band: u64, slot: usize) -> Place {
         let used = self.shape.used();
-        self.place_in(slice, slot / used, slot % used)
+        self.place_in(band, slot / used, slot % used)
     }
 
-    /// The place at a column of a row of a slice.
-    pub(crate) fn place_in(&self, slice: u64, row: usize, column: usize) -> Place {
-        let (base, turn) = self.turn(slice);
-        let member = (base.member(column) + turn) % self.shape.members;
-        Place { member, row: slice * self.shape.rows() as u64 + row as u64 }
+    /// The place at a cell of a row of a band.
+    pub(crate) fn place_in(&self, band: u64, row: usize, cell: usize) -> Place {
+        let (base, turn) = self.turn(band);
+        let member = (base.member(cell) + turn) % self.shape.members;
+        Place { member, row: band * self.shape.rows() as u64 + row as u64 }
     }
 
-    /// The column of a member in all rows of a slice.
-    pub(crate) fn column(&self, slice: u64, member: usize) -> usize {
-        let (base, turn) = self.turn(slice);
-        base.column((member + self.shape.members - turn) % self.shape.members)
+    /// The cell of a member in all rows of a band.
+    pub(crate) fn cell(&self, band: u64, member: usize) -> usize {
+        let (base, turn) = self.turn(band);
+        base.cell((member + self.shape.members - turn) % self.shape.members)
     }
 
-    /// The base permutation of a slice, and by how much its members have moved on.
-    fn turn(&self, slice: u64) -> (&Columns, usize) {
+    /// The number of the spare place that lost strips of a band try first.
+    pub(crate) fn first_spare(&self, band: u64) -> usize {
+        match self.shape.spares {
+            0 => 0,
+            spares => first_spare(index(band % self.bases.len() as u64), spares),
+        }
+    }
+
+    /// The base permutation of a band, and by how much its members have moved on.
+    fn turn(&self, band: u64) -> (&Cells, usize) {
         let bases = self.bases.len() as u64;
-        let turn = index(slice / bases % self.shape.members as u64);
-        (&self.bases[index(slice % bases)], turn)
+        let turn = index(band / bases % self.shape.members as u64);
+        (&self.bases[index(band % bases)], turn)
     }
 }
 
+#[cfg(test)]
+mod homes;
 #[cfg(test)]
 mod tests;

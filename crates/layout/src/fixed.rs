@@ -29,6 +29,11 @@ impl Fixed {
         self.groups * self.strips
     }
 
+    /// Strips of a stripe.
+    pub fn strips(&self) -> usize {
+        self.strips
+    }
+
     /// Stripes that fit in this many rows.
     pub fn stripes(&self, rows: u64) -> u64 {
         rows * self.groups as u64

@@ -7,12 +7,12 @@
 //! ```text
 //! fixed.rs        groups of as many members as a stripe has strips
 //! declustered.rs  stripes that are spread over all members, with spare places in every row
-//! search.rs       base permutations with an even load        homes.rs  the places of strips after failures
+//! search.rs       base permutations with an even load
 //! ```
 //!
 //! Invariants:
 //! - No two strips of a stripe lie on one member, and no more than the code can lose in one failure domain.
-//! - The map is a bijection: every place of a slice of rows is one strip or one spare place.
+//! - The map is a bijection: every place of a band of rows is one strip or one spare place.
 //! - The map depends on its parameters alone, which are stored with the array. What a release adds does not
 //!   change the map of an array that exists.
 
@@ -24,12 +24,10 @@
 
 mod declustered;
 mod fixed;
-mod homes;
 mod search;
 mod shape;
 
 pub use declustered::{Content, Declustered};
 pub use fixed::Fixed;
-pub use homes::Homes;
 pub use search::search;
 pub use shape::{LayoutError, MOST_MEMBERS, MOST_STRIPS, Place, Shape};

@@ -1,7 +1,7 @@
 //! Base permutations, the load that they make, and a search for even ones.
 //!
 //! The load of a distance `d` is what the member `d` after a failed one has to read and write while the
-//! strips of the failed one are made again, over all turns of all base permutations. The search swaps columns
+//! strips of the failed one are made again, over all turns of all base permutations. The search swaps cells
 //! as long as that makes the loads more even. It is run once, when an array is made: the result is stored.
 
 use crate::shape::{LayoutError, Shape};
@@ -13,7 +13,7 @@ const MEAN_LOAD: i64 = 40;
 const MOST_BASES: usize = 64;
 /// A load is even if no distance has more above the mean than this share.
 const EVEN: f64 = 0.03;
-/// Swaps that are tried for each column before a base permutation is added.
+/// Swaps that are tried for each cell before a base permutation is added.
 const TRIES: usize = 400;
 /// Most times that this does not keep failure domains apart.
 const MOST_FAILED: usize = 4;
@@ -22,54 +22,54 @@ const EXCESS: i64 = 1 << 40;
 
 /// One base permutation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Columns {
-    /// By column.
+pub(crate) struct Cells {
+    /// By cell.
     members: Vec<usize>,
     /// By member.
-    columns: Vec<usize>,
+    cells: Vec<usize>,
 }
 
-impl Columns {
+impl Cells {
     /// The permutation that names these members, if it fits the shape.
     pub(crate) fn new(shape: &Shape, members: &[u8]) -> Result<Self, String> {
         if members.len() != shape.members {
-            return Err(format!("it has {} columns for {} members", members.len(), shape.members));
+            return Err(format!("it has {} cells for {} members", members.len(), shape.members));
         }
-        let mut columns = vec![usize::MAX; shape.members];
-        for (column, member) in members.iter().enumerate() {
-            match columns.get_mut(usize::from(*member)) {
-                Some(free @ &mut usize::MAX) => *free = column,
-                _ => return Err(format!("member {member} has no column, or more than one")),
+        let mut cells = vec![usize::MAX; shape.members];
+        for (cell, member) in members.iter().enumerate() {
+            match cells.get_mut(usize::from(*member)) {
+                Some(free @ &mut usize::MAX) => *free = cell,
+                _ => return Err(format!("member {member} has no cell, or more than one")),
             }
         }
-        let new = Self { members: members.iter().map(|member| usize::from(*member)).collect(), columns };
+        let new = Self { members: members.iter().map(|member| usize::from(*member)).collect(), cells };
         match (0..shape.stripes()).map(|stripe| new.excess(shape, stripe)).sum::<i64>() {
             0 => Ok(new),
             excess => Err(format!("{excess} strips too many are in one failure domain with others")),
         }
     }
 
-    /// The members by column, as formats store them.
+    /// The members by cell, as formats store them.
     pub(crate) fn members(&self) -> Vec<u8> {
         self.members.iter().map(|member| u8::try_from(*member).expect("there are at most 256")).collect()
     }
 
-    pub(crate) fn member(&self, column: usize) -> usize {
-        self.members[column]
+    pub(crate) fn member(&self, cell: usize) -> usize {
+        self.members[cell]
     }
 
-    pub(crate) fn column(&self, member: usize) -> usize {
-        self.columns[member]
+    pub(crate) fn cell(&self, member: usize) -> usize {
+        self.cells[member]
     }
 
     fn swap(&mut self, one: usize, other: usize) {
         self.members.swap(one, other);
-        for column in [one, other] {
-            self.columns[self.members[column]] = column;
+        for cell in [one, other] {
+            self.cells[self.members[cell]] = cell;
         }
     }
 
-    /// The columns of a stripe of a slice.
+    /// The cells of a stripe of a band.
     fn stripe<'a>(&'a self, shape: &'a Shape, stripe: usize) -> impl Iterator<Item = usize> + Clone + 'a {
         (0..shape.strips).map(move |strip| (stripe * shape.strips + strip) % shape.used())
     }
@@ -80,7 +80,7 @@ impl Columns {
             return 0;
         }
         let mut counts = vec![0; shape.domains];
-        self.stripe(shape, stripe).for_each(|column| counts[shape.domain(self.members[column])] += 1);
+        self.stripe(shape, stripe).for_each(|cell| counts[shape.domain(self.members[cell])] += 1);
         let most = shape.most_in_domain();
         let excess: usize = counts.iter().map(|count: &usize| count.saturating_sub(most)).sum();
         i64::try_from(excess).expect("a stripe has few strips")
@@ -102,11 +102,10 @@ impl Loads {
         Self { shape, loads: vec![0; shape.members], squares: 0, excess: 0 }
     }
 
-    /// Adds all that a base permutation makes.
-    pub(crate) fn count(&mut self, base: &Columns) {
+    /// Adds all that the base permutation with a number makes.
+    pub(crate) fn count(&mut self, number: usize, base: &Cells) {
         (0..self.shape.stripes()).for_each(|stripe| self.stripe(base, stripe, 1));
-        let (rows, used) = (self.shape.rows(), self.shape.used());
-        (0..rows).for_each(|row| (0..used).for_each(|column| self.spare(base, row, column, 1)));
+        (0..self.shape.used()).for_each(|cell| self.spare((number, base), cell, 1));
     }
 
     /// Adds `count` loads from a failed member to another.
@@ -117,7 +116,7 @@ impl Loads {
     }
 
     /// Adds the reads that a stripe needs, or takes them away.
-    fn stripe(&mut self, base: &Columns, stripe: usize, count: i64) {
+    fn stripe(&mut self, base: &Cells, stripe: usize, count: i64) {
         let shape = self.shape;
         for one in base.stripe(&shape, stripe) {
             for other in base.stripe(&shape, stripe).filter(|other| *other != one) {
@@ -127,29 +126,31 @@ impl Loads {
         self.excess += count * base.excess(&shape, stripe);
     }
 
-    /// Adds the write of a lost strip to the first spare place of its row, or takes it away.
-    fn spare(&mut self, base: &Columns, row: usize, column: usize, count: i64) {
+    /// Adds the writes of the lost strips of a cell, in all rows, to the spare place that they try first,
+    /// or takes them away.
+    fn spare(&mut self, (number, base): (usize, &Cells), cell: usize, count: i64) {
         let Shape { spares, .. } = self.shape;
         if spares > 0 {
-            let spare = self.shape.used() + first_spare(row, spares);
-            self.add(base.members[column], base.members[spare], count);
+            let spare = self.shape.used() + first_spare(number, spares);
+            let rows = i64::try_from(self.shape.rows()).expect("a band has few rows");
+            self.add(base.members[cell], base.members[spare], count * rows);
         }
     }
 
-    /// Adds all that depends on these two columns of a base permutation, or takes it away.
-    fn columns(&mut self, base: &Columns, [one, other]: [usize; 2], count: i64) {
+    /// Adds all that depends on these two cells of a base permutation, or takes it away.
+    fn cells(&mut self, (number, base): (usize, &Cells), [one, other]: [usize; 2], count: i64) {
         let (shape, used) = (self.shape, self.shape.used());
         let mut stripes: Vec<usize> = Vec::new();
-        for (column, counted) in [(one, None), (other, Some(one))] {
-            if column >= used || Some(column) == counted {
+        for (cell, counted) in [(one, None), (other, Some(one))] {
+            if cell >= used || Some(cell) == counted {
                 continue;
             }
             for row in 0..shape.rows() {
-                let stripe = (row * used + column) / shape.strips;
+                let stripe = (row * used + cell) / shape.strips;
                 let others = base.stripe(&shape, stripe);
-                for other in others.filter(|other| *other != column && Some(*other) != counted) {
-                    self.add(base.members[column], base.members[other], count);
-                    self.add(base.members[other], base.members[column], count);
+                for other in others.filter(|other| *other != cell && Some(*other) != counted) {
+                    self.add(base.members[cell], base.members[other], count);
+                    self.add(base.members[other], base.members[cell], count);
                 }
                 stripes.push(stripe);
             }
@@ -157,12 +158,10 @@ impl Loads {
         stripes.sort_unstable();
         stripes.dedup();
         self.excess += count * stripes.into_iter().map(|stripe| base.excess(&shape, stripe)).sum::<i64>();
-        for row in 0..shape.rows() {
-            let is_moved = |column: usize| column == one || column == other;
-            let is_all = shape.spares > 0 && is_moved(used + first_spare(row, shape.spares));
-            let columns = (0..used).filter(|column| is_all || is_moved(*column));
-            columns.for_each(|column| self.spare(base, row, column, count));
-        }
+        let is_moved = |cell: usize| cell == one || cell == other;
+        let is_all = shape.spares > 0 && is_moved(used + first_spare(number, shape.spares));
+        let cells = (0..used).filter(|cell| is_all || is_moved(*cell));
+        cells.for_each(|cell| self.spare((number, base), cell, count));
     }
 
     /// The mean of all distances.
@@ -191,9 +190,11 @@ impl Loads {
     }
 }
 
-/// The number of the spare place that the first lost strip of a row moves to.
-pub(crate) fn first_spare(row: usize, spares: usize) -> usize {
-    row % spares
+/// The number of the spare place that lost strips try first, in all rows of a band with the base permutation
+/// of this number. In one band it is the same: if a stripe loses a strip in one row and later another in the
+/// next, two different members are left for them.
+pub(crate) fn first_spare(base: usize, spares: usize) -> usize {
+    base % spares
 }
 
 /// Numbers from a seed (SplitMix64).
@@ -215,12 +216,12 @@ impl Random {
 pub fn search(shape: Shape, seed: u64) -> Result<Vec<Vec<u8>>, LayoutError> {
     shape.check()?;
     let mut random = Random(seed);
-    let mut bases: Vec<Columns> = Vec::new();
+    let mut bases: Vec<Cells> = Vec::new();
     let mut loads = Loads::new(shape);
     let mut failed = 0;
     loop {
         let base = shuffled(&shape, &mut random);
-        loads.count(&base);
+        loads.count(bases.len(), &base);
         bases.push(base);
         let is_loaded = loads.squares > 0;
         if is_loaded && loads.mean() < MEAN_LOAD && bases.len() < MOST_BASES {
@@ -239,41 +240,41 @@ pub fn search(shape: Shape, seed: u64) -> Result<Vec<Vec<u8>>, LayoutError> {
             )));
         }
     }
-    Ok(bases.iter().map(Columns::members).collect())
+    Ok(bases.iter().map(Cells::members).collect())
 }
 
 /// A random permutation.
-fn shuffled(shape: &Shape, random: &mut Random) -> Columns {
+fn shuffled(shape: &Shape, random: &mut Random) -> Cells {
     let members: Vec<usize> = (0..shape.members).collect();
-    let mut base = Columns { columns: members.clone(), members };
-    for column in (1..shape.members).rev() {
-        base.swap(column, random.below(column + 1));
+    let mut base = Cells { cells: members.clone(), members };
+    for cell in (1..shape.members).rev() {
+        base.swap(cell, random.below(cell + 1));
     }
     base
 }
 
-/// Swaps columns as long as that lowers the cost, until the loads are even or nothing helps any more.
-fn improve(bases: &mut [Columns], loads: &mut Loads, random: &mut Random) {
+/// Swaps cells as long as that lowers the cost, until the loads are even or nothing helps any more.
+fn improve(bases: &mut [Cells], loads: &mut Loads, random: &mut Random) {
     let members = loads.shape.members;
     for _ in 0..TRIES {
         if loads.excess == 0 && loads.imbalance() <= EVEN {
             return;
         }
         for _ in 0..members {
-            let base = random.below(bases.len());
-            let columns = [random.below(members), random.below(members)];
-            let (before, base) = (loads.cost(), &mut bases[base]);
-            exchange(base, columns, loads);
+            let number = random.below(bases.len());
+            let cells = [random.below(members), random.below(members)];
+            let (before, base) = (loads.cost(), &mut bases[number]);
+            exchange((number, base), cells, loads);
             if loads.cost() > before {
-                exchange(base, columns, loads);
+                exchange((number, base), cells, loads);
                 assert_eq!(loads.cost(), before, "a swap is its own inverse");
             }
         }
     }
 }
 
-fn exchange(base: &mut Columns, columns: [usize; 2], loads: &mut Loads) {
-    loads.columns(base, columns, -1);
-    base.swap(columns[0], columns[1]);
-    loads.columns(base, columns, 1);
+fn exchange((number, base): (usize, &mut Cells), cells: [usize; 2], loads: &mut Loads) {
+    loads.cells((number, base), cells, -1);
+    base.swap(cells[0], cells[1]);
+    loads.cells((number, base), cells, 1);
 }

@@ -90,12 +90,12 @@ impl Shape {
         self.members - self.spares
     }
 
-    /// Rows of a slice: the fewest that hold whole stripes only.
+    /// Rows of a band: the fewest that hold whole stripes only.
     pub fn rows(&self) -> usize {
         self.strips / gcd(self.strips, self.used())
     }
 
-    /// Stripes of a slice.
+    /// Stripes of a band.
     pub fn stripes(&self) -> usize {
         self.used() / gcd(self.strips, self.used())
     }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_has_whole_stripes_only() {
+    fn a_band_has_whole_stripes_only() {
         for (members, strips, spares, rows, stripes) in
             [(60, 10, 2, 5, 29), (11, 10, 1, 1, 1), (24, 6, 1, 6, 23), (6, 6, 0, 1, 1)]
         {

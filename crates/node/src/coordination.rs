@@ -3,7 +3,7 @@
 //! Byte map: docs/format/README.md.
 
 use penstock_array::ownership::{AcceptedLoss, Claim, ClaimError, Generations, Ownership, Since};
-use penstock_array::{Position, Positions};
+use penstock_array::{MemberNo, MemberSet};
 use penstock_base::num::to_u32;
 use penstock_base::{ArrayId, Dec, DecodeError, Enc, Epoch, LocalBoxFuture, crc32c};
 use penstock_worker::blocking;
@@ -28,12 +28,12 @@ struct Row {
     stale: Vec<u16>,
     /// By member, the openings that used a drive with contents of the past.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    accepted: BTreeMap<usize, (u64, u64)>,
+    accepted: BTreeMap<u16, (u64, u64)>,
     /// Members for which the last opening uses such a drive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     accepted_used: Vec<u16>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    generations: BTreeMap<usize, u64>,
+    generations: BTreeMap<u16, u64>,
     #[serde(default, skip_serializing_if = "is_zero")]
     root_epoch: u64,
 }
@@ -43,13 +43,13 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-fn numbers(members: Positions) -> Vec<u16> {
-    members.iter().map(Position::number).collect()
+fn numbers(members: MemberSet) -> Vec<u16> {
+    members.iter().map(MemberNo::number).collect()
 }
 
 /// The members with these numbers; none if one of them is out of range.
-fn positions(numbers: &[u16]) -> Option<Positions> {
-    numbers.iter().map(|number| Position::of_number(*number)).collect()
+fn members(numbers: &[u16]) -> Option<MemberSet> {
+    numbers.iter().map(|number| MemberNo::of_number(*number)).collect()
 }
 
 /// The claim of each array.
@@ -67,13 +67,13 @@ impl Claims {
                 accepted: claim
                     .accepted
                     .members()
-                    .map(|(at, since)| (at.index(), (since.first.0, since.until.0)))
+                    .map(|(at, since)| (at.number(), (since.first.0, since.until.0)))
                     .collect(),
                 accepted_used: numbers(claim.accepted.used()),
                 generations: claim
                     .generations
                     .replaced()
-                    .map(|(at, generation)| (at.index(), generation))
+                    .map(|(at, generation)| (at.number(), generation))
                     .collect(),
                 root_epoch: claim.root_epoch.0,
             };
@@ -98,7 +98,7 @@ impl Claims {
             }
             let since = |(first, until)| Since { first: Epoch(first), until: Epoch(until) };
             let since = row.accepted.into_iter().map(|(member, epochs)| (member, since(epochs)));
-            let accepted = positions(&row.accepted_used)
+            let accepted = members(&row.accepted_used)
                 .and_then(|used| AcceptedLoss::new(since, used))
                 .ok_or_else(|| format!("{array}: a member number out of range, or an epoch of 0"))?;
             let generations = Generations::new(row.generations).ok_or_else(|| {
@@ -106,7 +106,7 @@ impl Claims {
             })?;
             let (epoch, revision) = (Epoch(row.epoch), row.revision);
             let stale =
-                positions(&row.stale).ok_or_else(|| format!("{array}: a member number out of range"))?;
+                members(&row.stale).ok_or_else(|| format!("{array}: a member number out of range"))?;
             let root_epoch = Epoch(row.root_epoch);
             let claim = Claim { epoch, revision, stale, accepted, generations, root_epoch };
             Ok((ArrayId(id), claim))
@@ -118,11 +118,10 @@ impl Claims {
 /// Name of the file in the store's folder.
 pub const NAME: &str = "coordination";
 /// Size of each of the two places of the file, in bytes.
-const PLACE_BYTES: usize = 1024 * 1024;
-const MAGIC: &[u8; 8] = b"PENCLAM2";
-/// The magic number and the size of a place before the first release.
-const PAST: &[u8; 8] = b"PENCLAIM";
-const PAST_PLACE_BYTES: usize = 64 * 1024;
+const PLACE_BYTES: usize = 4 * 1024 * 1024;
+const MAGIC: &[u8; 8] = b"PENCLAM3";
+/// Magic numbers from before the first release, and the sizes of a place then.
+const PAST: [(&[u8; 8], usize); 2] = [(b"PENCLAIM", 64 * 1024), (b"PENCLAM2", 1024 * 1024)];
 const HEADER_BYTES: usize = 28;
 
 /// Version of the file.
@@ -194,10 +193,8 @@ impl FileOwnership {
         let file = options.open(&path).map_err(fail)?;
         let mut bytes = Vec::new();
         (&file).take(2 * PLACE_BYTES as u64).read_to_end(&mut bytes).map_err(fail)?;
-        if [0, PAST_PLACE_BYTES]
-            .into_iter()
-            .any(|at| bytes.get(at..).is_some_and(|rest| rest.starts_with(PAST)))
-        {
+        let is_at = |at: usize, magic: &[u8]| bytes.get(at..).is_some_and(|rest| rest.starts_with(magic));
+        if PAST.iter().any(|(magic, place)| is_at(0, *magic) || is_at(*place, *magic)) {
             let why = "made before the first release: such a store is not read any more";
             return Err(format!("{}: {why}", path.display()));
         }
@@ -243,7 +240,7 @@ impl FileOwnership {
     }
 
     fn claim(&self, array: ArrayId) -> Claim {
-        self.claims.borrow().0.get(&array).copied().unwrap_or_default()
+        self.claims.borrow().0.get(&array).cloned().unwrap_or_default()
     }
 
     async fn try_swap(&self, array: ArrayId, expected: Claim, next: Claim) -> Result<(), ClaimError> {
@@ -354,12 +351,12 @@ mod tests {
         let claim = Claim {
             epoch: Epoch(most),
             revision: most,
-            stale: Positions::ALL,
-            accepted: AcceptedLoss::new((0..64).map(|at| (at, since)), Positions::ALL).unwrap(),
-            generations: Generations::new((0..64).map(|at| (at, most))).unwrap(),
+            stale: MemberSet::first(256),
+            accepted: AcceptedLoss::new((0..256).map(|at| (at, since)), MemberSet::first(256)).unwrap(),
+            generations: Generations::new((0..256).map(|at| (at, most))).unwrap(),
             root_epoch: Epoch(most),
         };
-        let claims = Claims((0..128).map(|at| (ArrayId(Id128::from_words(7, at)), claim)).collect());
+        let claims = Claims((0..128).map(|at| (ArrayId(Id128::from_words(7, at)), claim.clone())).collect());
         let place = encode_place(9, &claims).unwrap();
         assert_eq!(decode_place(&place), Place::Claims(9, claims));
     }
@@ -389,10 +386,12 @@ mod tests {
 
     #[test]
     fn claims_from_before_the_first_release_are_refused_by_name() {
-        for place in [0, PAST_PLACE_BYTES] {
-            let folder = Folder::new(&format!("past-{place}"));
-            let mut bytes = vec![0; 2 * PAST_PLACE_BYTES];
-            bytes[place..place + 8].copy_from_slice(PAST);
+        for (magic, size, place) in
+            PAST.into_iter().flat_map(|(magic, size)| [(magic, size, 0), (magic, size, size)])
+        {
+            let folder = Folder::new(&format!("past-{size}-{place}"));
+            let mut bytes = vec![0; 2 * size];
+            bytes[place..place + 8].copy_from_slice(magic);
             std::fs::write(folder.0.join(NAME), bytes).unwrap();
             let error = FileOwnership::open(&folder.0).err().unwrap();
             assert!(error.contains("before the first release"), "{error}");

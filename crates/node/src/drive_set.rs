@@ -8,7 +8,7 @@ use crate::error::AdminError;
 use crate::event::{EventKind, Severity, drive_object};
 use crate::events::Events;
 use crate::layout::allocate;
-use penstock_array::{Array, Position, clear_label};
+use penstock_array::{Array, MemberNo, clear_label};
 use penstock_base::env::random_id;
 use penstock_base::{DriveId, Env, StoreId};
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError, slices_end};
@@ -100,10 +100,10 @@ impl DriveSet {
     pub(crate) async fn fail(&self, id: &str) -> Result<Rc<DriveHandle>, AdminError> {
         let _one_at_a_time = self.changing.lock().await;
         let drive = self.find(id)?;
-        let members: Vec<(Rc<Array>, Position)> = self
+        let members: Vec<(Rc<Array>, MemberNo)> = self
             .arrays
             .iter()
-            .filter_map(|array| Some((array.clone(), array.position_of(drive.id())?)))
+            .filter_map(|array| Some((array.clone(), array.member_on(drive.id())?)))
             .collect();
         for (array, _) in &members {
             if !array.survives(&[drive.id()]) {
@@ -114,8 +114,8 @@ impl DriveSet {
                 )));
             }
         }
-        for (array, position) in &members {
-            array.fail_member(*position, "failed by an administrator").await?;
+        for (array, member) in &members {
+            array.fail_member(*member, "failed by an administrator").await?;
         }
         drive.latch("failed by an administrator".into());
         Ok(drive)
@@ -163,9 +163,8 @@ impl DriveSet {
         let apart = |(offset, len): (u64, u64)| {
             slices(new.id()).all(|(other, other_len)| offset + len <= other || other + other_len <= offset)
         };
-        let with_both = |array: &Rc<Array>| {
-            array.position_of(old.id()).is_some() && array.position_of(new.id()).is_some()
-        };
+        let with_both =
+            |array: &Rc<Array>| array.member_on(old.id()).is_some() && array.member_on(new.id()).is_some();
         let fits = !old.is_online()
             && !self.arrays.iter().any(with_both)
             && slices(old.id()).all(apart)
@@ -267,8 +266,8 @@ impl DriveSet {
     async fn put_in_place(&self, old: &Rc<DriveHandle>, new: &Rc<DriveHandle>) -> Result<(), AdminError> {
         // Also if a member is recorded as replaced but does not use the new drive yet.
         let place = |array: &Rc<Array>| {
-            let of = |drive: DriveId| Some((array.position_of(drive)?, array.slice_of(drive)?));
-            of(old.id()).or_else(|| of(new.id()).filter(|(position, _)| !array.is_in_place(*position)))
+            let of = |drive: DriveId| Some((array.member_on(drive)?, array.slice_of(drive)?));
+            of(old.id()).or_else(|| of(new.id()).filter(|(member, _)| !array.is_in_place(*member)))
         };
         self.replaced.borrow_mut().insert(new.id());
         self.replacing.borrow_mut().insert(old.id(), new.clone());
@@ -287,8 +286,8 @@ impl DriveSet {
                     .map_err(AdminError::Refused)?;
             }
             let row = |array: &Rc<Array>| {
-                let (position, (offset, len)) = place(array)?;
-                Some(SliceEntry { array: array.id(), member: position.number(), extent: 0, offset, len })
+                let (member, (offset, len)) = place(array)?;
+                Some(SliceEntry { array: array.id(), member: member.number(), extent: 0, offset, len })
             };
             // Leftovers of a former use in the places of labels must not be read as one.
             for array in &self.arrays {
@@ -304,14 +303,14 @@ impl DriveSet {
                 AdminError::Refused(format!("drive {} does not take its superblock: {error}", new.id()))
             })?;
             for array in &self.arrays {
-                let Some((position, (offset, len))) = place(array) else { continue };
-                array.replace_member(position, Slice::new(new.clone(), offset, len)).await?;
+                let Some((member, (offset, len))) = place(array) else { continue };
+                array.replace_member(member, Slice::new(new.clone(), offset, len)).await?;
             }
             Ok(())
         };
         let result: Result<(), AdminError> = replace.await;
         let is_done = !self.arrays.iter().any(|array| place(array).is_some());
-        if !is_done && self.arrays.iter().any(|array| array.position_of(new.id()).is_some()) {
+        if !is_done && self.arrays.iter().any(|array| array.member_on(new.id()).is_some()) {
             // The list keeps both drives, and the administrator has to repeat the request.
             return result;
         }

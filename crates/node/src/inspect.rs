@@ -10,14 +10,17 @@ use penstock_array::format::root::Root;
 use penstock_array::format::segment::SegmentHeader;
 use penstock_array::format::table_page::TablePage;
 use penstock_array::format::trailer::Trailer;
+use penstock_array::moves::Moves;
 use penstock_array::place::SegmentNo;
-use penstock_array::{Geometry, Positions};
+use penstock_array::{Geometry, Layout, MemberNo, Positions};
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, DecodeError, Stripe};
 use penstock_drive::copies::{self, COPY_BYTES, TwoCopies};
 use penstock_drive::superblock::{SliceEntry, Superblock};
 use penstock_drive::{Class, Drive, DriveError, Io};
 use serde_json::{Map, Value, json};
+use std::cell::Cell;
+use std::collections::BTreeMap;
 
 const IO: Io = Io::new(Class::Scrub, "inspect");
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -132,7 +135,7 @@ fn label_fields(found: &Label) -> Value {
     json!({
         "array": found.array.to_string(),
         "drive": found.drive.to_string(),
-        "position": found.position,
+        "member": found.member,
         "compatible": found.features.compatible,
         "read_only_compatible": found.features.read_only_compatible,
         "incompatible": found.features.incompatible,
@@ -159,7 +162,8 @@ fn descriptor_fields(found: &Descriptor) -> Value {
         "strip_blocks": found.strip_blocks,
         "log_bytes": found.log_bytes,
         "segment_bytes": found.segment_bytes,
-        "stripes": found.stripes,
+        "layout": layout_fields(&found.layout),
+        "rows": found.rows,
         "epoch": found.epoch.0,
         "root_epoch": found.root_epoch.0,
         "revision": found.revision,
@@ -176,7 +180,8 @@ async fn slice(drive: &dyn Drive, entry: &SliceEntry, detail: &Detail) -> Value 
     let (label, value) = both::<Label>(drive, entry.offset, entry.len, label_fields).await;
     shown.insert("label".into(), value);
     let descriptor = label.and_then(|label| label.descriptor().ok());
-    let Some(geometry) = descriptor.and_then(|descriptor| Geometry::of(&descriptor).ok()) else {
+    let found = descriptor.and_then(|found| Some((Geometry::of(&found).ok()?, found.layout)));
+    let Some((geometry, layout)) = found else {
         shown.insert("problem".into(), "without a label nothing else is found".into());
         return shown.into();
     };
@@ -190,7 +195,10 @@ async fn slice(drive: &dyn Drive, entry: &SliceEntry, detail: &Detail) -> Value 
     shown.insert("table".into(), table(drive, entry, &geometry).await);
     shown.insert("log".into(), log(drive, entry, &geometry, detail.log).await);
     if let Some(number) = detail.stripe {
-        shown.insert(format!("stripe {number}"), stripe(drive, entry, &geometry, Stripe(number)).await);
+        shown.insert(
+            format!("stripe {number}"),
+            stripe(drive, entry, (&geometry, &layout), Stripe(number)).await,
+        );
     }
     shown.into()
 }
@@ -218,8 +226,25 @@ fn root_fields(root: &Root) -> Value {
         "order": root.order,
         "table_sum": root.table_sum,
         "epoch": root.epoch.0,
-        "behind": positions(root.behind),
+        "behind": root.behind.iter().map(MemberNo::number).collect::<Vec<_>>(),
     })
+}
+
+fn layout_fields(layout: &Layout) -> Value {
+    match layout {
+        Layout::Fixed(fixed) => json!({ "kind": "fixed", "groups": fixed.members() / fixed.strips() }),
+        Layout::Declustered(spread) => json!({
+            "kind": "declustered",
+            "spares": spread.shape().spares,
+            "domains": spread.shape().domains,
+            "bases": spread.bases(),
+        }),
+    }
+}
+
+/// The strips in spare places, each with the number of its place in the row.
+fn moved(moves: Moves) -> BTreeMap<u16, usize> {
+    moves.iter().map(|(position, spare)| (position.number(), spare)).collect()
 }
 
 fn positions(set: Positions) -> Vec<u16> {
@@ -325,9 +350,9 @@ fn entry(entry: &Entry) -> Value {
         Entry::Data { stripe, order, block, crcs } => json!({
             "kind": "data", "stripe": stripe.0, "order": order, "block": block, "blocks": crcs.len(),
         }),
-        Entry::Fresh { stripe, upto, version, stale, contained } => json!({
+        Entry::Fresh { stripe, upto, version, stale, moves, contained } => json!({
             "kind": "fresh", "stripe": stripe.0, "upto": upto, "version": version.0,
-            "stale": positions(*stale), "contained": contained,
+            "stale": positions(*stale), "moved": moved(*moves), "contained": contained,
         }),
         Entry::Destage { stripe, stale, contained, patches } => json!({
             "kind": "destage", "stripe": stripe.0, "stale": positions(*stale), "contained": contained,
@@ -339,35 +364,53 @@ fn entry(entry: &Entry) -> Value {
             "kind": "discard", "stripe": stripe.0, "count": count, "upto": upto,
         }),
         Entry::Versions { reserved } => json!({ "kind": "versions", "reserved": reserved.0 }),
-        Entry::Strips { stripe, set, clear, version } => json!({
+        Entry::Strips { stripe, set, clear, version, moves } => json!({
             "kind": "strips", "stripe": stripe.0, "set": positions(*set), "clear": positions(*clear),
-            "version": version.0,
+            "version": version.0, "moved": moved(*moves),
         }),
         Entry::MemberReset { member } => json!({ "kind": "member reset", "member": member.number() }),
     }
 }
 
 /// The entry of a stripe in both places of the table, and the trailer of its strip on this drive.
-async fn stripe(drive: &dyn Drive, entry: &SliceEntry, geometry: &Geometry, stripe: Stripe) -> Value {
+async fn stripe(
+    drive: &dyn Drive,
+    entry: &SliceEntry,
+    (geometry, layout): (&Geometry, &Layout),
+    stripe: Stripe,
+) -> Value {
     if stripe.0 >= geometry.stripes {
         return json!({ "problem": format!("the array has {} stripes", geometry.stripes) });
     }
     let mut shown = Map::new();
+    let newest = Cell::new((0, Moves::NONE));
     let (page, index) = (stripe.0 / geometry.stripes_per_page(), stripe.0 % geometry.stripes_per_page());
     for place in 0..2 {
         let at = entry.offset + geometry.page_at(page, place);
         let fields = |bytes: &[u8]| {
             TablePage::decode(bytes).map(|found| {
-                let words = 1 + usize::from(found.strips);
-                let from = to_usize(index) * words;
-                let words = found.words.get(from..from + words).map(<[u64]>::to_vec);
-                let stale = words.as_ref().map(|words| positions(Positions::from_bits(words[0])));
-                let versions = words.map(|words| words[1..].to_vec());
-                json!({ "checkpoint": found.checkpoint, "stale": stale, "versions": versions })
+                let Some(entry) = found.entry(to_usize(index)) else {
+                    return json!({ "problem": "the page has no such entry" });
+                };
+                if found.checkpoint >= newest.get().0 {
+                    newest.set((found.checkpoint, entry.moves));
+                }
+                json!({
+                    "checkpoint": found.checkpoint,
+                    "stale": positions(entry.stale),
+                    "moved": moved(entry.moves),
+                    "versions": entry.versions,
+                })
             })
         };
         shown.insert(format!("table, place {place}"), block(drive, at, fields).await);
     }
+    // A drive that does not carry the table has the strip at its own place, as far as can be seen from here.
+    let mut places = layout.places(stripe, newest.get().1);
+    let Some(place) = places.find(|place| place.member.number() == entry.member) else {
+        shown.insert("problem".into(), "no strip of it is to be on this drive".into());
+        return shown.into();
+    };
     let trailer = |bytes: &[u8]| {
         Trailer::decode(bytes).map(|found| {
             json!({
@@ -379,7 +422,7 @@ async fn stripe(drive: &dyn Drive, entry: &SliceEntry, geometry: &Geometry, stri
             })
         })
     };
-    let at = entry.offset + geometry.trailer_at(stripe);
+    let at = entry.offset + geometry.trailer_at(place.row);
     shown.insert("trailer".into(), block(drive, at, trailer).await);
     shown.insert("strip_at".into(), (at - u64::from(geometry.strip_blocks) * BLOCK).into());
     shown.into()

@@ -59,21 +59,20 @@ impl StoreSpec {
             true => to_u32((STRIPE_BLOCKS / k).min(STRIP_BLOCKS as usize)),
             false => STRIP_BLOCKS,
         };
-        let array = |name: &str, role, k, strip_blocks| CreateSpec {
-            // Drawn when the store is made.
-            pool: PoolId::default(),
-            name: name.to_owned(),
-            role,
-            k,
-            m,
-            strip_blocks,
-            log_bytes: (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20),
-            segment_bytes: 0,
+        let array = |name: &str, role, k, strip_blocks| {
+            Ok::<_, ArrayError>(CreateSpec {
+                // The pool is drawn when the store is made.
+                role,
+                strip_blocks,
+                log_bytes: (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20),
+                segment_bytes: 0,
+                ..CreateSpec::new(name, k, m)?
+            })
         };
         let meta_slice_bytes = (drive_bytes / 8).max(96 << 20) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
         let mut spec = Self {
-            data: array("data", Role::Data, k, strip_blocks),
-            meta: array("meta", Role::Metadata, 1, STRIP_BLOCKS),
+            data: array("data", Role::Data, k, strip_blocks)?,
+            meta: array("meta", Role::Metadata, 1, STRIP_BLOCKS)?,
             drive_bytes,
             meta_slice_bytes,
         };

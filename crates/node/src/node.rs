@@ -290,7 +290,8 @@ impl Node {
 pub(crate) fn health(arrays: &[Rc<Array>], all_well: bool) -> &'static str {
     let rank = |state: ArrayState| match state {
         ArrayState::Ok => 0,
-        ArrayState::Degraded | ArrayState::Suspended => 1,
+        // With all its redundancy an array in spare places waits for a drive.
+        ArrayState::Spared | ArrayState::Degraded | ArrayState::Suspended => 1,
         ArrayState::Critical => 2,
         ArrayState::Failed => 3,
     };

@@ -139,7 +139,7 @@ impl Node {
 
     fn drive_report(&self, drive: &DriveHandle) -> DriveReport {
         let (state, counters) = (drive.state(), drive.counters());
-        let of = self.arrays().iter().filter(|array| array.position_of(drive.id()).is_some());
+        let of = self.arrays().iter().filter(|array| array.member_on(drive.id()).is_some());
         DriveReport {
             id: drive.id().to_string(),
             state: state.word().to_owned(),

@@ -31,7 +31,7 @@ use std::time::Duration;
 const NAME: &str = "scrubs.json";
 /// Interval between checks for scrubs that are due.
 const ASK: Duration = Duration::from_secs(60);
-/// Interval at which the position of a running scrub is saved.
+/// Interval at which the member of a running scrub is saved.
 const KEEP: Duration = Duration::from_secs(5);
 /// Pause after a scheduled scrub that failed.
 const RETRY: Duration = Duration::from_secs(3600);
@@ -342,7 +342,7 @@ impl Scrubs {
         Ok(found.map(|_| (record, copies.repaired)))
     }
 
-    /// Saves the position of a running scrub at intervals, until the caller drops the future.
+    /// Saves the member of a running scrub at intervals, until the caller drops the future.
     async fn keep_position(
         &self,
         array: ArrayId,
@@ -362,8 +362,7 @@ impl Scrubs {
     async fn scrub_copies(&self, array: &Rc<Array>) -> Copies {
         let mut all = Copies::default();
         let drives = self.drives.drives();
-        for drive in
-            drives.iter().filter(|drive| drive.is_online() && array.position_of(drive.id()).is_some())
+        for drive in drives.iter().filter(|drive| drive.is_online() && array.member_on(drive.id()).is_some())
         {
             let found = drive.scrub_superblock().await;
             all.add(&found);

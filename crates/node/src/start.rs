@@ -471,9 +471,9 @@ async fn read_array(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_array::Position;
     use penstock_array::format::descriptor::MemberEntry;
     use penstock_array::format::label::Label;
+    use penstock_array::{Layout, MemberNo};
     use penstock_base::{Features, Id128, PoolId};
     use penstock_drive::MemoryDrive;
 
@@ -495,10 +495,11 @@ mod tests {
             role: Role::Data,
             k: 1,
             m: 2,
+            layout: Layout::one_group(3).unwrap(),
             strip_blocks: 8,
             log_bytes: 4 << 20,
             segment_bytes: 128 << 10,
-            stripes: 8,
+            rows: 8,
             epoch: Epoch(3),
             revision,
             root_epoch: Epoch(3),
@@ -509,7 +510,7 @@ mod tests {
     }
 
     fn candidate(path: &str, drive: u8, revision: u64) -> Candidate {
-        let label = Label::new(&descriptor(revision), Position::new(drive.into()));
+        let label = Label::new(&descriptor(revision), MemberNo::new(drive.into()));
         let superblock = Superblock {
             store: StoreId(Id128([9; 16])),
             drive: DriveId(Id128([drive; 16])),

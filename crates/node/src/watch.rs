@@ -6,7 +6,7 @@ use crate::event::{EventKind, Severity, array_object, drive_object};
 use crate::events::Events;
 use crate::node::Node;
 use penstock_array::format::descriptor::Role;
-use penstock_array::{Array, ArrayEvent, ArrayState, Position, Report};
+use penstock_array::{Array, ArrayEvent, ArrayState, MemberNo, Report};
 use penstock_base::DriveId;
 use penstock_drive::DriveState;
 use std::collections::BTreeSet;
@@ -30,7 +30,7 @@ struct Seen {
     repairs_at: Option<Duration>,
     unreadable: BTreeSet<u64>,
     /// Members whose last rebuild was not complete: retries every few seconds cause no further events.
-    failing: BTreeSet<Position>,
+    failing: BTreeSet<MemberNo>,
 }
 
 /// State that the watch remembers.
@@ -62,7 +62,7 @@ impl Seen {
         if report.state != self.state {
             let severity = match report.state {
                 ArrayState::Ok => Severity::Info,
-                ArrayState::Degraded | ArrayState::Suspended => Severity::Warning,
+                ArrayState::Spared | ArrayState::Degraded | ArrayState::Suspended => Severity::Warning,
                 ArrayState::Critical | ArrayState::Failed => Severity::Error,
             };
             let text = format!("went from {} to {}", self.state.word(), report.state.word());
@@ -97,21 +97,21 @@ impl Seen {
         replaced: &BTreeSet<DriveId>,
         events: &Events,
     ) {
-        let drive = |position: Position| report.members[position.index()].drive;
-        let is_rebuild = |position: Position, whole: bool| whole || replaced.contains(&drive(position));
+        let drive = |member: MemberNo| report.members[member.index()].drive;
+        let is_rebuild = |member: MemberNo, whole: bool| whole || replaced.contains(&drive(member));
         let word = |rebuild: bool| if rebuild { "rebuild" } else { "resync" };
         match event {
-            ArrayEvent::Outdated { position } => {
+            ArrayEvent::Outdated { member } => {
                 let text = format!(
                     "drive {} has contents from before the last start: nothing on it counts, and it is rebuilt",
-                    drive(position)
+                    drive(member)
                 );
                 events.add(Severity::Warning, EventKind::DriveOutdated, array_object(array), text);
             }
-            ArrayEvent::LabelUnreadable { position, why } => {
+            ArrayEvent::LabelUnreadable { member, why } => {
                 let text = format!(
                     "the label of the slice on drive {} cannot be read, so the drive is not used: {why}",
-                    drive(position)
+                    drive(member)
                 );
                 events.add(Severity::Error, EventKind::DriveUnused, array_object(array), text);
             }
@@ -119,23 +119,23 @@ impl Seen {
                 let text = format!("started by an administrator's word all the same: {why}");
                 events.add(Severity::Error, EventKind::LossAccepted, array_object(array), text);
             }
-            ArrayEvent::RebuildBegun { position, .. } if self.failing.contains(&position) => {}
-            ArrayEvent::RebuildBegun { position, stripes, whole } => {
-                let rebuild = is_rebuild(position, whole);
+            ArrayEvent::RebuildBegun { member, .. } if self.failing.contains(&member) => {}
+            ArrayEvent::RebuildBegun { member, stripes, whole } => {
+                let rebuild = is_rebuild(member, whole);
                 let kind = if rebuild { EventKind::RebuildBegun } else { EventKind::ResyncBegun };
-                let text = format!("{} of drive {} begun: {stripes} stripes", word(rebuild), drive(position));
+                let text = format!("{} of drive {} begun: {stripes} stripes", word(rebuild), drive(member));
                 events.add(Severity::Info, kind, array_object(array), text);
             }
-            ArrayEvent::RebuildEnded { position, stripes, failed, whole, complete } => {
+            ArrayEvent::RebuildEnded { member, stripes, failed, whole, complete } => {
                 let failed_before = match complete {
-                    true => self.failing.remove(&position),
-                    false => !self.failing.insert(position),
+                    true => self.failing.remove(&member),
+                    false => !self.failing.insert(member),
                 };
                 if failed_before && !complete && stripes == 0 {
                     return;
                 }
                 let severity = if complete { Severity::Info } else { Severity::Warning };
-                let rebuild = is_rebuild(position, whole);
+                let rebuild = is_rebuild(member, whole);
                 let kind = if rebuild { EventKind::RebuildEnded } else { EventKind::ResyncEnded };
                 let how = match (complete, failed) {
                     (true, _) => "all its strips are valid".to_owned(),
@@ -143,7 +143,7 @@ impl Seen {
                     (false, failed) => format!("{failed} stripes could not be done; they are tried again"),
                 };
                 let text =
-                    format!("{} of drive {} ended: {stripes} stripes; {how}", word(rebuild), drive(position));
+                    format!("{} of drive {} ended: {stripes} stripes; {how}", word(rebuild), drive(member));
                 events.add(severity, kind, array_object(array), text);
             }
         }
@@ -247,11 +247,11 @@ fn watch_health(node: &Node, watch: &mut Watch) {
 
 fn tell_arrays(node: &Node, drive: DriveId, state: &DriveState) {
     for array in node.arrays() {
-        if let Some(position) = array.position_of(drive) {
+        if let Some(member) = array.member_on(drive) {
             // In a task of its own: it may wait for coordination, and the watch must go on.
             let (array, events, why) = (array.clone(), node.events.clone(), state.reason().to_owned());
             let record = async move {
-                if let Err(error) = array.fail_member(position, &why).await {
+                if let Err(error) = array.fail_member(member, &why).await {
                     let text = format!("the loss of drive {drive} cannot be recorded: {error}");
                     events.add(Severity::Error, EventKind::ArrayState, array_object(&array), text);
                 }

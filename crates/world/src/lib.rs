@@ -123,8 +123,12 @@ pub fn path(number: usize) -> String {
 /// A store whose data slices have `data_bytes` bytes together.
 fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
     let (strip_blocks, log_bytes, segment_bytes) = (8, 4 << 20, 128 << 10);
-    let array =
-        |name, k, m| CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new(name, k, m) };
+    let array = |name, k, m| {
+        let spec = CreateSpec::new(name, k, m).expect("few members");
+        assert!(log_bytes > 0 && u64::from(segment_bytes) < log_bytes, "the log has segments");
+        CreateSpec { strip_blocks, log_bytes, segment_bytes, ..spec }
+    };
+    assert!(data_bytes / k as u64 >= 1 << 20, "{data_bytes} bytes on {k} data strips");
     StoreSpec {
         data: array("data", k, m),
         meta: CreateSpec { role: Role::Metadata, ..array("meta", 1, m) },

@@ -3,16 +3,21 @@
 //! Fields that this release writes with one value only are refused by name if they have another.
 
 use super::{are_near, without_far};
-use crate::place::{Position, Positions};
-use penstock_base::num::to_u16;
+use crate::layout::Layout;
+use crate::place::{MemberNo, MemberSet};
+use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{ArrayId, BLOCK_BYTES, Dec, DecodeError, DriveId, Enc, Epoch, PoolId};
 use penstock_drive::copies::COPY_BYTES;
-use penstock_raid::MAX_STRIPS;
+use penstock_layout::{MOST_MEMBERS, Shape};
 use std::collections::BTreeSet;
 
-const FORMAT: u16 = 4;
+const FORMAT: u16 = 5;
 /// An array is one range of stripes, with an extent on each member.
 const RANGES: u16 = 1;
+/// The rules by which a layout's numbers are read.
+const LAYOUT_VERSION: u16 = 1;
+const FIXED: u8 = 0;
+const DECLUSTERED: u8 = 1;
 
 /// Longest name of an array in bytes. With it, a descriptor of any code fits in a label.
 pub(crate) const MOST_NAME_BYTES: usize = 255;
@@ -79,14 +84,16 @@ pub struct Descriptor {
     pub k: u16,
     /// Redundancy strips in a stripe.
     pub m: u16,
+    /// The place of every strip.
+    pub layout: Layout,
     /// Data blocks in a strip.
     pub strip_blocks: u32,
     /// Bytes of each slice that are reserved for the log.
     pub log_bytes: u64,
     /// Bytes of a log segment.
     pub segment_bytes: u32,
-    /// Stripes in the array.
-    pub stripes: u64,
+    /// Strips on each member.
+    pub rows: u64,
     /// Revision of ownership: raised by every opening.
     pub epoch: Epoch,
     /// Raised with every change of this descriptor.
@@ -96,22 +103,22 @@ pub struct Descriptor {
     pub root_epoch: Epoch,
     /// Raised with every change of the carriers.
     pub carriers_epoch: u64,
-    /// Positions of the members that carry the log, the checkpoints and the roots; no two alike.
+    /// The members that carry the log, the checkpoints and the roots; no two alike.
     pub carriers: Vec<u16>,
-    /// The members by position.
+    /// The members by number.
     pub members: Vec<MemberEntry>,
 }
 
 impl Descriptor {
     /// Members that are stale.
-    pub(crate) fn stale(&self) -> Positions {
+    pub(crate) fn stale(&self) -> MemberSet {
         let stale = self.members.iter().enumerate().filter(|(_, member)| member.stale);
-        stale.map(|(at, _)| Position::new(at)).collect()
+        stale.map(|(at, _)| MemberNo::new(at)).collect()
     }
 
     /// Members that carry the log, in their order.
-    pub(crate) fn carriers(&self) -> impl Iterator<Item = Position> {
-        self.carriers.iter().copied().map(Position::from)
+    pub(crate) fn carriers(&self) -> impl Iterator<Item = MemberNo> {
+        self.carriers.iter().copied().map(MemberNo::from)
     }
 
     /// Picks the newest descriptor of an array among those of its drives. One with numbers far ahead of those
@@ -138,8 +145,13 @@ impl Descriptor {
     /// Encodes the descriptor.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        // Integrity: 1 is a trailer in each strip. One group. No spare strips.
-        enc.u16(FORMAT).u8(self.role.encode()).u8(1).u16(1).u16(self.k).u16(self.m).u16(0);
+        let (groups, spares) = match &self.layout {
+            Layout::Fixed(fixed) => (fixed.members() / fixed.strips(), 0),
+            Layout::Declustered(spread) => (1, spread.shape().spares),
+        };
+        // Integrity: 1 is a trailer in each strip.
+        enc.u16(FORMAT).u8(self.role.encode()).u8(1).u16(to_u16(groups));
+        enc.u16(self.k).u16(self.m).u16(to_u16(spares));
         enc.u32(self.strip_blocks);
         // The stack that the array belongs to: there is one.
         enc.id(self.array.0).id(self.pool.0).u16(0).u16(0).u32(0);
@@ -150,19 +162,27 @@ impl Descriptor {
         self.carriers.iter().for_each(|carrier| {
             enc.u16(*carrier);
         });
-        // Layout of the range: 0 is fixed, without version and seed. Its table pages are in the first extents
-        // of the carriers: 0.
-        enc.u16(RANGES).u8(0).u8(0).u16(0).u16(0).u64(0).u64(self.stripes);
+        // The table pages of the range are in the first extents of the carriers: 0.
+        let (kind, domains, bases) = match &self.layout {
+            Layout::Fixed(_) => (FIXED, 0, Vec::new()),
+            Layout::Declustered(spread) => (DECLUSTERED, spread.shape().domains, spread.bases()),
+        };
+        enc.u16(RANGES).u8(kind).u8(0).u16(LAYOUT_VERSION).u16(to_u16(domains)).u16(to_u16(bases.len()));
+        enc.raw(&[0; 6]).u64(self.rows);
         enc.u16(to_u16(self.members.len()));
-        for member in &self.members {
-            // The life, which members on other nodes will need, and the failure domain: none.
+        bases.iter().for_each(|base| {
+            enc.raw(base);
+        });
+        for (at, member) in self.members.iter().enumerate() {
+            // The life, which members on other nodes will need.
             enc.id(member.drive.0).u64(member.generation).u64(0).u64(member.epoch.0);
-            enc.u8(u8::from(member.stale)).raw(&[0; 3]).u32(0);
+            let domain = self.layout.domain(MemberNo::new(at));
+            enc.u8(u8::from(member.stale)).raw(&[0; 3]).u32(to_u32(domain));
         }
         // One extent of each member, in the only range.
         enc.u16(to_u16(self.members.len()));
-        for (position, member) in (0..).zip(&self.members) {
-            enc.u16(position).u16(0).u32(0).u64(member.offset).u64(member.len);
+        for (number, member) in (0..).zip(&self.members) {
+            enc.u16(number).u16(0).u32(0).u64(member.offset).u64(member.len);
         }
         enc.finish()
     }
@@ -190,38 +210,45 @@ impl Descriptor {
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
         let ranges = dec.u16()?;
         dec.check_known("integrity", integrity, 1)?;
-        dec.check_known("groups", groups, 1)?;
-        dec.check_known("spare strips", spares, 0)?;
         dec.check_known("stack", stack, 0)?;
         dec.check_known("ranges of stripes", ranges, RANGES)?;
-        let layout = dec.u8()?;
-        dec.check_known("layout", layout, 0)?;
-        let table = dec.u8()?;
+        let (kind, table, version) = (dec.u8()?, dec.u8()?, dec.u16()?);
         dec.check_known("place of table pages", table, 0)?;
-        let layout_version = dec.u16()?;
-        dec.check_known("layout version", layout_version, 0)?;
-        dec.zeros("padding of a layout", 2)?;
-        let layout_seed = dec.u64()?;
-        dec.check_known("layout seed", layout_seed, 0)?;
-        let stripes = dec.u64()?;
-        let member_count = dec.u16()?;
+        dec.check_known("layout version", version, LAYOUT_VERSION)?;
+        let (domains, base_count) = (dec.u16()?, dec.u16()?);
+        dec.zeros("padding of a layout", 6)?;
+        let (rows, member_count) = (dec.u64()?, dec.u16()?);
+        let count = usize::from(member_count);
+        if !(1..=MOST_MEMBERS).contains(&count) {
+            return Err(dec.unknown("members", member_count.into()));
+        }
+        let bases = (0..base_count).map(|_| Ok(dec.raw(count)?.to_vec())).collect::<Result<Vec<_>, _>>()?;
+        let (strips, groups) = (usize::from(k) + usize::from(m), usize::from(groups));
+        let layout = match kind {
+            FIXED => Layout::groups(groups, strips).ok().filter(|_| {
+                (spares, domains, base_count) == (0, 0, 0) && count == groups.saturating_mul(strips)
+            }),
+            DECLUSTERED => {
+                let (redundancy, spares) = (usize::from(m), usize::from(spares));
+                let shape = Shape { members: count, strips, redundancy, spares, domains: domains.into() };
+                Layout::declustered(shape, &bases).ok().filter(|_| groups == 1)
+            }
+            other => return Err(dec.unknown("layout", other.into())),
+        };
+        let Some(layout) = layout else { return Err(dec.bad("a layout that does not fit code and members")) };
         let mut members = Vec::new();
-        for _ in 0..member_count {
-            members.push(Self::decode_member(&mut dec)?);
+        for number in 0..count {
+            members.push(Self::decode_member(&mut dec, layout.domain(MemberNo::new(number)))?);
         }
         let extents = dec.u16()?;
         dec.check_known("extents of members", extents, member_count)?;
-        for (position, member) in (0..).zip(&mut members) {
-            (member.offset, member.len) = Self::decode_extent(&mut dec, position)?;
+        for (number, member) in (0..).zip(&mut members) {
+            (member.offset, member.len) = Self::decode_extent(&mut dec, number)?;
         }
         dec.end()?;
         let distinct = carriers.iter().collect::<BTreeSet<_>>().len() == carriers.len();
-        let sound = members.len() == usize::from(k) + usize::from(m)
-            && members.len() <= MAX_STRIPS
-            && distinct
-            && carriers.iter().all(|carrier| usize::from(*carrier) < members.len());
-        if !sound {
-            return Err(dec.bad("members, carriers and code do not agree"));
+        if !distinct || carriers.iter().any(|carrier| usize::from(*carrier) >= members.len()) {
+            return Err(dec.bad("members and carriers do not agree"));
         }
         Ok(Self {
             array,
@@ -230,10 +257,11 @@ impl Descriptor {
             role,
             k,
             m,
+            layout,
             strip_blocks,
             log_bytes,
             segment_bytes,
-            stripes,
+            rows,
             epoch,
             root_epoch,
             revision,
@@ -243,22 +271,22 @@ impl Descriptor {
         })
     }
 
-    fn decode_member(dec: &mut Dec<'_>) -> Result<MemberEntry, DecodeError> {
+    fn decode_member(dec: &mut Dec<'_>, domain: usize) -> Result<MemberEntry, DecodeError> {
         let (drive, generation) = (DriveId(dec.id()?), dec.counter_with_room()?);
         let life = dec.u64()?;
         dec.check_known("life of a member", life, 0)?;
         let epoch = Epoch(dec.counter_with_room()?);
         let stale = dec.boolean("state of a member")?;
         dec.zeros("padding of a member", 3)?;
-        let domain = dec.u32()?;
-        dec.check_known("failure domain", domain, 0)?;
+        let found = dec.u32()?;
+        dec.check_known("failure domain", found, to_u32(domain))?;
         Ok(MemberEntry { drive, offset: 0, len: 0, generation, stale, epoch })
     }
 
-    /// Decodes the extent of the member at this position: offset and length.
-    fn decode_extent(dec: &mut Dec<'_>, position: u16) -> Result<(u64, u64), DecodeError> {
+    /// Decodes the extent of the member with this number: offset and length.
+    fn decode_extent(dec: &mut Dec<'_>, number: u16) -> Result<(u64, u64), DecodeError> {
         let (member, range) = (dec.u16()?, dec.u16()?);
-        dec.check_known("member of an extent", member, position)?;
+        dec.check_known("member of an extent", member, number)?;
         dec.check_known("range of an extent", range, 0)?;
         dec.zeros("padding of an extent", 4)?;
         let (offset, len) = (dec.u64()?, dec.u64()?);

@@ -2,7 +2,7 @@
 //! Byte map: docs/format/label.md.
 
 use super::descriptor::Descriptor;
-use crate::place::Position;
+use crate::place::MemberNo;
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, DriveId, Enc, Features};
 use penstock_drive::copies::{self, Kind, Sites, TwoCopies};
 
@@ -16,8 +16,8 @@ pub struct Label {
     /// The drive on which the slice lies. A label of another drive is what a former use of the place left, or
     /// a copy of that drive.
     pub drive: DriveId,
-    /// The position of the slice among the array's members.
-    pub position: u16,
+    /// The number of the slice among the array's members.
+    pub member: u16,
     /// The revision of the descriptor, which is the sequence of the label.
     pub revision: u64,
     /// Feature bits.
@@ -28,11 +28,11 @@ pub struct Label {
 
 impl Label {
     /// The label of a member, with this descriptor.
-    pub fn new(descriptor: &Descriptor, position: Position) -> Self {
+    pub fn new(descriptor: &Descriptor, member: MemberNo) -> Self {
         Self {
             array: descriptor.array,
-            drive: descriptor.members[position.index()].drive,
-            position: position.number(),
+            drive: descriptor.members[member.index()].drive,
+            member: member.number(),
             revision: descriptor.revision,
             features: Features::default(),
             descriptor: descriptor.encode(),
@@ -61,18 +61,18 @@ impl TwoCopies for Label {
 
     fn encode(&self) -> Buf {
         let mut body = Enc::new();
-        body.id(self.array.0).id(self.drive.0).u16(self.position).raw(&[0; 6]).bytes(&self.descriptor);
+        body.id(self.array.0).id(self.drive.0).u16(self.member).raw(&[0; 6]).bytes(&self.descriptor);
         copies::seal(&KIND, self.revision, &self.features, body.as_slice())
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let (revision, features, body) = copies::unseal(&KIND, bytes)?;
         let mut dec = Dec::new("label body", body);
-        let (array, drive, position) = (ArrayId(dec.id()?), DriveId(dec.id()?), dec.u16()?);
+        let (array, drive, member) = (ArrayId(dec.id()?), DriveId(dec.id()?), dec.u16()?);
         dec.zeros("padding", 6)?;
         let descriptor = dec.bytes()?.to_vec();
         dec.end()?;
-        Ok(Self { array, drive, position, revision, features, descriptor })
+        Ok(Self { array, drive, member, revision, features, descriptor })
     }
 
     fn is_same(&self, found: &Self) -> bool {

@@ -4,7 +4,8 @@
 //! The head's CRC covers the entries, and the entries hold the CRC32C of every payload block. So the chain
 //! value (the head's CRC) identifies the complete record.
 
-use crate::place::{Position, Positions};
+use crate::moves::Moves;
+use crate::place::{MemberNo, Position, Positions};
 use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{
     ArrayId, BLOCK_BYTES, Buf, BufMut, Dec, DecodeError, Enc, LogSeq, MOST_WITH_ROOM, Stripe, Version, crc32c,
@@ -12,7 +13,7 @@ use penstock_base::{
 use penstock_raid::MAX_STRIPS;
 
 const MAGIC: &[u8; 4] = b"PREC";
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 const HEADER_BYTES: usize = 64;
 /// The field of an entry that says what it is.
 const ENTRY_KIND: &str = "entry kind";
@@ -54,6 +55,8 @@ pub enum Entry {
         version: Version,
         /// Strips that were not written.
         stale: Positions,
+        /// Strips that were written to spare places.
+        moves: Moves,
         /// Data blocks that the strips contain, each with the order up to which its data entries are void.
         contained: Vec<(u32, u64)>,
     },
@@ -92,11 +95,13 @@ pub enum Entry {
         clear: Positions,
         /// Version of those that are valid again.
         version: Version,
+        /// Those among them that are in spare places from now on; the others are at their own ones.
+        moves: Moves,
     },
     /// All strips of a member are stale, because its slice starts blank.
     MemberReset {
         /// The member.
-        member: Position,
+        member: MemberNo,
     },
 }
 
@@ -107,8 +112,9 @@ impl Entry {
                 enc.u8(1).u64(stripe.0).u64(*order).u32(*block);
                 encode_crcs(enc, crcs);
             }
-            Self::Fresh { stripe, upto, version, stale, contained } => {
+            Self::Fresh { stripe, upto, version, stale, moves, contained } => {
                 enc.u8(2).u64(stripe.0).u64(*upto).u64(version.0).u64(stale.bits());
+                encode_moves(enc, *moves);
                 encode_contained(enc, contained);
             }
             Self::Destage { stripe, stale, contained, patches } => {
@@ -129,8 +135,9 @@ impl Entry {
             Self::Versions { reserved } => {
                 enc.u8(5).u64(reserved.0);
             }
-            Self::Strips { stripe, set, clear, version } => {
+            Self::Strips { stripe, set, clear, version, moves } => {
                 enc.u8(6).u64(stripe.0).u64(set.bits()).u64(clear.bits()).u64(version.0);
+                encode_moves(enc, *moves);
             }
             Self::MemberReset { member } => {
                 enc.u8(7).u16(member.number());
@@ -151,6 +158,7 @@ impl Entry {
                 upto: dec.counter_with_room()?,
                 version: Version(dec.counter_with_room()?),
                 stale: Positions::from_bits(dec.u64()?),
+                moves: decode_moves(dec)?,
                 contained: decode_contained(dec)?,
             },
             3 => Self::decode_destage(dec)?,
@@ -165,8 +173,13 @@ impl Entry {
                 set: Positions::from_bits(dec.u64()?),
                 clear: Positions::from_bits(dec.u64()?),
                 version: Version(dec.counter_with_room()?),
+                moves: decode_moves(dec)?,
             },
-            7 => Self::MemberReset { member: decode_position(dec)? },
+            7 => {
+                let number = dec.u16()?;
+                let member = MemberNo::of_number(number).ok_or(dec.unknown("member", number.into()))?;
+                Self::MemberReset { member }
+            }
             // 8 is reserved for rows: records of a key-value store in the log of a data array.
             kind => return Err(dec.unknown(ENTRY_KIND, u64::from(kind))),
         })
@@ -225,7 +238,7 @@ impl Entry {
 
     /// The entry that strips of a stripe became stale.
     pub fn stale_strips(stripe: Stripe, set: Positions) -> Self {
-        Self::Strips { stripe, set, clear: Positions::NONE, version: Version(0) }
+        Self::Strips { stripe, set, clear: Positions::NONE, version: Version(0), moves: Moves::NONE }
     }
 
     /// Bytes of the entry in a record's head.
@@ -243,6 +256,17 @@ fn decode_position(dec: &mut Dec<'_>) -> Result<Position, DecodeError> {
         true => Ok(Position::from(number)),
         false => Err(dec.unknown("position", number.into())),
     }
+}
+
+fn encode_moves(enc: &mut Enc, moves: Moves) {
+    moves.words().into_iter().for_each(|word| {
+        enc.u64(word);
+    });
+}
+
+fn decode_moves(dec: &mut Dec<'_>) -> Result<Moves, DecodeError> {
+    let (moved, spares) = (dec.u64()?, dec.u64()?);
+    Moves::of_words(moved, spares).ok_or(dec.bad("strips in spare places that there are not"))
 }
 
 fn encode_contained(enc: &mut Enc, contained: &[(u32, u64)]) {

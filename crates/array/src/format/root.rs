@@ -2,7 +2,7 @@
 
 use super::descriptor::MemberEntry;
 use super::{are_near, check_block, seal_block};
-use crate::place::{Position, Positions};
+use crate::place::{MemberNo, MemberSet};
 use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
 
@@ -39,7 +39,7 @@ pub struct Root {
     /// `behind`.
     pub epoch: Epoch,
     /// Valid members whose labels did not take the owner's epoch.
-    pub behind: Positions,
+    pub behind: MemberSet,
 }
 
 /// A hash of a page number and the checkpoint that wrote the page. The root XORs these over all pages.
@@ -56,11 +56,11 @@ pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
 impl Root {
     /// The least epoch that the member's own label must have. The root's epoch counts for a member that
     /// was valid when the root was written; a member that is stale in coordination alone was valid then.
-    pub(crate) fn least_epoch(&self, position: Position, member: &MemberEntry, is_stale: bool) -> Epoch {
-        let is_behind = self.behind.contains(position);
-        match is_behind || is_stale && member.stale {
-            true => member.epoch,
-            false => member.epoch.max(self.epoch),
+    pub(crate) fn least_epoch(&self, member: MemberNo, entry: &MemberEntry, is_stale: bool) -> Epoch {
+        let is_behind = self.behind.contains(member);
+        match is_behind || is_stale && entry.stale {
+            true => entry.epoch,
+            false => entry.epoch.max(self.epoch),
         }
     }
 
@@ -74,8 +74,8 @@ impl Root {
             .u64(self.replay_seq.0);
         enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order).u64(self.table_sum);
         enc.u64(self.epoch.0).u16(to_u16(self.behind.len()));
-        self.behind.iter().for_each(|position| {
-            enc.u16(position.number());
+        self.behind.iter().for_each(|member| {
+            enc.u16(member.number());
         });
         seal_block(&mut enc)
     }
@@ -133,15 +133,15 @@ impl Root {
 }
 
 /// Decodes a list of members in ascending order.
-fn decode_members(dec: &mut Dec<'_>) -> Result<Positions, DecodeError> {
-    let (count, mut members) = (dec.u16()?, Positions::NONE);
+fn decode_members(dec: &mut Dec<'_>) -> Result<MemberSet, DecodeError> {
+    let (count, mut members) = (dec.u16()?, MemberSet::NONE);
     for _ in 0..count {
         let number = dec.u16()?;
-        let position = Position::of_number(number).ok_or(dec.unknown("member", number.into()))?;
-        if members.iter().last().is_some_and(|last| last >= position) {
+        let member = MemberNo::of_number(number).ok_or(dec.unknown("member", number.into()))?;
+        if members.iter().last().is_some_and(|last| last >= member) {
             return Err(dec.bad("members out of order"));
         }
-        members.insert(position);
+        members.insert(member);
     }
     Ok(members)
 }

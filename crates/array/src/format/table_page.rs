@@ -1,15 +1,18 @@
 //! A page of the stripe table. Byte map: docs/format/stripe-table.md.
 //!
-//! Every entry has the same size, a stale mask and one version per strip, so that a checkpoint has space for
-//! the worst case. A stripe is unwritten when all its versions are 0; no strip is ever given version 0.
+//! Every entry has the same size, so that a checkpoint has space for the worst case: a stale mask, the strips
+//! in spare places, and one version per strip. A stripe is unwritten when all its versions are 0; no strip is
+//! ever given version 0.
 
 use super::{check_block, seal_block};
+use crate::moves::Moves;
+use crate::place::Positions;
 use penstock_base::num::to_u32;
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc};
 use penstock_raid::MAX_STRIPS;
 
 const MAGIC: &[u8; 4] = b"PTBL";
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 const HEADER_BYTES: usize = 48;
 
 /// Pages that one I/O of 1 MiB reads or writes.
@@ -20,8 +23,24 @@ pub fn entries_per_page(strips: usize) -> usize {
     (BLOCK_BYTES - HEADER_BYTES) / entry_bytes(strips)
 }
 
+/// Words of an entry: the stale mask, two words of moves, and versions.
+pub(crate) const fn entry_words(strips: usize) -> usize {
+    3 + strips
+}
+
 fn entry_bytes(strips: usize) -> usize {
-    8 * (1 + strips)
+    8 * entry_words(strips)
+}
+
+/// The entry of a stripe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableEntry {
+    /// Strips that are not valid.
+    pub stale: Positions,
+    /// Strips in spare places.
+    pub moves: Moves,
+    /// The version of each strip; 0 for all of an unwritten stripe.
+    pub versions: Vec<u64>,
 }
 
 /// A page of the stripe table.
@@ -35,7 +54,8 @@ pub struct TablePage {
     pub checkpoint: u64,
     /// Strips in a stripe.
     pub strips: u16,
-    /// The entries, in order of their stripes: for each a stale mask, then the version of each strip.
+    /// The entries, in order of their stripes: for each a stale mask, the words of its moves, then the
+    /// version of each strip.
     pub words: Vec<u64>,
 }
 
@@ -52,6 +72,13 @@ impl TablePage {
         seal_block(&mut enc)
     }
 
+    /// The entry at an index; none if the page has no such entry.
+    pub fn entry(&self, at: usize) -> Option<TableEntry> {
+        let words = self.words.chunks_exact(entry_words(self.strips.into())).nth(at)?;
+        let moves = Moves::of_words(words[1], words[2])?;
+        Some(TableEntry { stale: Positions::from_bits(words[0]), moves, versions: words[3..].to_vec() })
+    }
+
     /// Decodes a page's block.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         check_block("stripe table page", MAGIC, bytes)?;
@@ -65,9 +92,14 @@ impl TablePage {
         if !(1..=MAX_STRIPS).contains(&usize::from(strips)) {
             return Err(dec.unknown("strips", strips.into()));
         }
-        let mut entries = words.chunks(1 + usize::from(strips));
+        let len = entry_words(strips.into());
         let beyond = !(u64::MAX >> (MAX_STRIPS - usize::from(strips)));
-        if entries.any(|entry| entry.len() != 1 + usize::from(strips) || entry[0] & beyond != 0) {
+        let is_sound = |entry: &[u64]| {
+            entry.len() == len
+                && (entry[0] | entry[1]) & beyond == 0
+                && Moves::of_words(entry[1], entry[2]).is_some()
+        };
+        if !words.chunks(len).all(is_sound) {
             return Err(dec.bad("entries that are not of so many strips"));
         }
         Ok(Self { array, index, checkpoint, strips, words })

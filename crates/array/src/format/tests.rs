@@ -8,13 +8,15 @@ use super::segment::SegmentHeader;
 use super::table_page::TablePage;
 use super::trailer::Trailer;
 use crate::geometry::Geometry;
-use crate::place::Position;
-use crate::place::Positions;
+use crate::layout::Layout;
+use crate::moves::Moves;
+use crate::place::{MemberNo, MemberSet, Position, Positions};
 use penstock_base::{
     ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, PoolId, SECTOR_BYTES, Stripe, Version, crc32c,
     crc32c_blocks,
 };
 use penstock_drive::copies::{MOST_BODY_BYTES, TwoCopies};
+use penstock_layout::Shape;
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -36,7 +38,7 @@ fn root() -> Root {
         order: 77,
         table_sum: 12,
         epoch: Epoch(6),
-        behind: Positions::from_bits(4),
+        behind: MemberSet::one(MemberNo::new(2)),
     }
 }
 
@@ -45,7 +47,7 @@ fn segment() -> SegmentHeader {
 }
 
 fn page() -> TablePage {
-    TablePage { array: ARRAY, index: 1, checkpoint: 3, strips: 2, words: vec![0, 7, 7, 2, 9, 8] }
+    TablePage { array: ARRAY, index: 1, checkpoint: 3, strips: 2, words: vec![0, 0, 0, 7, 7, 2, 1, 3, 9, 8] }
 }
 
 fn trailer() -> Trailer {
@@ -68,10 +70,11 @@ fn descriptor() -> Descriptor {
         role: Role::Data,
         k: 2,
         m: 1,
+        layout: Layout::one_group(3).unwrap(),
         strip_blocks: 64,
         log_bytes: 64 << 20,
         segment_bytes: 2 << 20,
-        stripes: 1000,
+        rows: 1000,
         epoch: Epoch(4),
         root_epoch: Epoch(3),
         revision: 12,
@@ -98,6 +101,7 @@ fn record() -> (RecordHead, Vec<Buf>) {
             upto: 6,
             version: Version(12),
             stale: Positions::from_bits(1),
+            moves: Moves::NONE.with(Position::new(2), Some(1)),
             contained: vec![(0, 5)],
         },
         Entry::Destage {
@@ -113,8 +117,9 @@ fn record() -> (RecordHead, Vec<Buf>) {
             set: Positions::from_bits(1),
             clear: Positions::from_bits(2),
             version: Version(14),
+            moves: Moves::NONE.with(Position::new(1), Some(0)),
         },
-        Entry::MemberReset { member: Position::new(1) },
+        Entry::MemberReset { member: MemberNo::new(200) },
     ];
     let (seq, durable) = (LogSeq(45), LogSeq(44));
     (RecordHead { array: ARRAY, incarnation: 2, seq, chain: 0x0a0b_0c0d, durable, entries }, payload)
@@ -179,7 +184,7 @@ fn segment_header_is_as_in_the_first_release() {
 
 #[test]
 fn table_page_is_as_in_the_first_release() {
-    check(&page().encode(), 0x89f7_f53c, 0..SECTOR_BYTES, &page(), |bytes| TablePage::decode(bytes).ok());
+    check(&page().encode(), 0x563c_9b19, 0..SECTOR_BYTES, &page(), |bytes| TablePage::decode(bytes).ok());
 }
 
 #[test]
@@ -195,7 +200,7 @@ fn record_is_as_in_the_first_release() {
     assert_eq!((shape.head_blocks, shape.payload_blocks), (1, 2));
     let entry_bytes: usize = head.entries.iter().map(Entry::encoded_bytes).sum();
     let decode = |bytes: &[u8]| RecordHead::decode(bytes).ok().map(|(head, _)| head);
-    check(&bytes, 0x6f95_0d9c, 0..64 + entry_bytes, &head, decode);
+    check(&bytes, 0xb8fb_1585, 0..64 + entry_bytes, &head, decode);
 }
 
 /// The checksum of the label covers the descriptor, so a flipped bit here may decode. It must only not
@@ -204,17 +209,55 @@ fn record_is_as_in_the_first_release() {
 fn descriptor_is_as_in_the_first_release() {
     let bytes = descriptor().encode();
     assert_eq!(Descriptor::decode(&bytes).as_ref(), Ok(&descriptor()));
-    assert_eq!(crc32c(&bytes), 0x403c_adc3, "{:#010x}", crc32c(&bytes));
+    assert_eq!(crc32c(&bytes), 0x0575_059e, "{:#010x}", crc32c(&bytes));
+    never_panics(&bytes, Descriptor::decode);
+}
+
+/// A descriptor of stripes that are spread over four members.
+fn spread() -> Descriptor {
+    let shape = Shape { members: 4, strips: 3, redundancy: 1, spares: 1, domains: 4 };
+    let layout = Layout::declustered(shape, &[vec![2, 0, 3, 1], vec![1, 3, 0, 2]]).unwrap();
+    let more = MemberEntry { drive: DriveId(Id128([7; 16])), ..descriptor().members[0].clone() };
+    Descriptor { layout, members: [descriptor().members, vec![more]].concat(), ..descriptor() }
+}
+
+#[test]
+fn descriptor_of_spread_stripes_is_as_in_the_first_release() {
+    let bytes = spread().encode();
+    assert_eq!(Descriptor::decode(&bytes).as_ref(), Ok(&spread()));
+    assert_eq!(crc32c(&bytes), 0x4d19_69ee, "{:#010x}", crc32c(&bytes));
     never_panics(&bytes, Descriptor::decode);
 }
 
 #[test]
+fn layouts_that_do_not_fit_are_refused() {
+    let ranges = 104 + 4 + "golden".len() + 2 + 2 * descriptor().carriers.len();
+    for (descriptor, at, value) in [
+        // Groups, code, spare places, domains, bases, a base.
+        (descriptor(), 4, 2),
+        (descriptor(), 6, 3),
+        (descriptor(), 10, 1),
+        (descriptor(), ranges + 6, 3),
+        (descriptor(), ranges + 8, 1),
+        (spread(), 4, 2),
+        (spread(), 10, 2),
+        (spread(), ranges + 6, 3),
+        (spread(), ranges + 8, 0),
+        (spread(), ranges + 26, 0),
+    ] {
+        let mut bytes = descriptor.encode();
+        bytes[at] = value;
+        assert!(Descriptor::decode(&bytes).is_err(), "{value} at {at}");
+    }
+}
+
+#[test]
 fn label_is_as_in_the_first_release() {
-    let label = Label::new(&descriptor(), Position::new(1));
+    let label = Label::new(&descriptor(), MemberNo::new(1));
     let bytes = label.encode();
     // The header, array, drive and position, and the descriptor with its length.
     let covered = 64 + 40 + 4 + descriptor().encode().len();
-    check(&bytes, 0x022d_1f72, 0..covered, &label, |bytes| Label::decode(bytes).ok());
+    check(&bytes, 0xe968_8a16, 0..covered, &label, |bytes| Label::decode(bytes).ok());
     assert_eq!(label.descriptor(), Ok(descriptor()));
     let other = Label { revision: label.revision + 1, ..label };
     assert!(other.descriptor().is_err(), "a descriptor of another revision");
@@ -231,8 +274,6 @@ fn fields_of_later_releases_are_refused_by_name() {
         (0, "format"),
         (2, "role"),
         (3, "integrity"),
-        (4, "groups"),
-        (10, "spare strips"),
         (48, "stack"),
         (50, "padding of the stack"),
         (68, "padding of segments"),
@@ -240,8 +281,7 @@ fn fields_of_later_releases_are_refused_by_name() {
         (ranges + 2, "layout"),
         (ranges + 3, "place of table pages"),
         (ranges + 4, "layout version"),
-        (ranges + 6, "padding of a layout"),
-        (ranges + 8, "layout seed"),
+        (ranges + 10, "padding of a layout"),
         (member + 24, "life of a member"),
         (member + 40, "state of a member"),
         (member + 41, "padding of a member"),
@@ -268,12 +308,15 @@ fn the_longest_descriptor_fits_in_a_label() {
         stale: false,
         epoch: Epoch(1),
     };
+    let shape = Shape { members: 256, strips: 64, redundancy: 8, spares: 8, domains: 256 };
+    let base: Vec<u8> = (0..=255).collect();
     let longest = Descriptor {
         name: "n".repeat(255),
         k: 56,
         m: 8,
+        layout: Layout::declustered(shape, &vec![base; 64]).unwrap(),
         carriers: (0..64).collect(),
-        members: vec![member; 64],
+        members: vec![member; 256],
         ..descriptor()
     };
     let bytes = longest.encode();

@@ -17,7 +17,7 @@ use crate::error::ArrayError;
 use crate::log::chain::Chain;
 use crate::members::carrier_writes::{CopyPieces, PIECE_BYTES};
 use crate::members::{Life, Members};
-use crate::place::Position;
+use crate::place::MemberNo;
 use crate::salvage;
 use crate::site::Site;
 use crate::stripes::Stripes;
@@ -46,7 +46,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 struct Copy<'a> {
     pieces: CopyPieces<'a>,
     /// Carriers that it is made from, and last the member that it is made on, with their lives.
-    lives: Vec<(Position, Life)>,
+    lives: Vec<(MemberNo, Life)>,
     sources: Sources,
     /// The slice that it is made on.
     slice: Slice,
@@ -56,8 +56,8 @@ struct Copy<'a> {
 enum Stop {
     /// The member did not take a part.
     Refused(DriveError),
-    /// A carrier fails: its position and life.
-    Source(Position, Life, DriveError),
+    /// A carrier fails: its member and life.
+    Source(MemberNo, Life, DriveError),
     /// No carrier can read some block.
     Unreadable,
     /// A member that takes part was lost, or the array is closed.
@@ -67,9 +67,9 @@ enum Stop {
 /// The end of an attempt to make a carrier.
 enum Made {
     /// Recorded; these members did not take their label.
-    Carrier(Vec<Position>),
+    Carrier(Vec<MemberNo>),
     /// This member did not take its copy.
-    Refused(Position),
+    Refused(MemberNo),
     /// No carrier that is left can read some block.
     Unreadable,
     /// A member that took part was lost, or the array is closed.
@@ -196,7 +196,7 @@ impl CarrierReplacement {
     }
 
     /// Copies everything that carriers hold to a member, and records it as a carrier.
-    async fn make_carrier(&self, from: &[Position], to: Position) -> Result<Made, ArrayError> {
+    async fn make_carrier(&self, from: &[MemberNo], to: MemberNo) -> Result<Made, ArrayError> {
         let Some(copy) = self.begin_copy(from, to) else { return Ok(Made::Refused(to)) };
         for round in 1..=MOST_ROUNDS {
             if let Err(stop) = self.copy_pieces(&copy, copy.pieces.left()).await {
@@ -212,7 +212,7 @@ impl CarrierReplacement {
         let stop = match self.copy_rest(&copy).await {
             Ok(()) => {
                 let serve = self.members.wanted_carriers().into_iter().filter(|at| from.contains(at));
-                let carriers: Vec<Position> = serve.chain([to]).collect();
+                let carriers: Vec<MemberNo> = serve.chain([to]).collect();
                 // From the step on in which it is recorded it gets every write.
                 return reconfiguration.record_carriers(&carriers, Some(paused)).await.map(Made::Carrier);
             }
@@ -234,7 +234,7 @@ impl CarrierReplacement {
         if self.goes_on(copy) { Ok(()) } else { Err(Stop::Interrupted) }
     }
 
-    fn begin_copy(&self, from: &[Position], to: Position) -> Option<Copy<'_>> {
+    fn begin_copy(&self, from: &[MemberNo], to: MemberNo) -> Option<Copy<'_>> {
         let slice = self.members.slice(to)?;
         let lives = from.iter().chain([&to]).map(|at| (*at, self.members.life(*at))).collect();
         let slices: Vec<Slice> = from.iter().map(|at| self.members.slice(*at)).collect::<Option<_>>()?;
@@ -245,7 +245,7 @@ impl CarrierReplacement {
     /// True while every member that takes part serves in the life in which the copy began.
     fn goes_on(&self, copy: &Copy<'_>) -> bool {
         let active = self.members.active();
-        let serves = |(at, life): &(Position, Life)| active.contains(*at) && self.members.life(*at) == *life;
+        let serves = |(at, life): &(MemberNo, Life)| active.contains(*at) && self.members.life(*at) == *life;
         !self.context.is_closed() && copy.lives.iter().all(serves)
     }
 
@@ -297,7 +297,7 @@ impl CarrierReplacement {
         };
         match self.members.fail_life(at, life, &error.to_string()).await {
             Err(ArrayError::Suspended(why)) => {
-                tracing::warn!(array = self.context.name, position = %at, why, "no copy of the log is made");
+                tracing::warn!(array = self.context.name, member = %at, why, "no copy of the log is made");
             }
             judged => judged?,
         }

@@ -395,9 +395,10 @@ impl Destage {
         parts.extend(parity);
         assert_eq!(parts.len(), geo.k + geo.m, "a stripe has k + m strips");
         let version = self.stripes.versions.next().await?;
-        let lives = self.strips.write_stripe(stripe, &parts, version, FRESH).await?;
-        let pending = PendingFresh { version, lives, upto: 0, contained };
-        self.stripes.map_mut().add_pending(stripe, pending);
+        let (moves, _promised) = self.stripes.fresh_moves(stripe)?;
+        let landed = self.strips.write_stripe(stripe, &parts, moves, version, FRESH).await?;
+        let pending = PendingFresh { version, landed, moves, upto: 0, contained };
+        self.stripes.add_pending(stripe, pending);
         self.context.count(|counts| counts.full_writes += 1);
         Ok(Written { stripe, blocks, segments: Vec::new(), fresh: Some(version), parked: false })
     }

@@ -16,7 +16,7 @@ use crate::log::chain::{Chain, LogSegment};
 use crate::log::checkpoint::Checkpoints;
 use crate::log::writer::LogWriter;
 use crate::members::{Life, Members, MetadataState};
-use crate::place::{Position, SegmentNo};
+use crate::place::{MemberNo, SegmentNo};
 use crate::salvage::{self, Salvaged};
 use crate::site::Site;
 use crate::stripes::Stripes;
@@ -52,7 +52,7 @@ impl Found {
 
 /// A carrier that did not take the repair of its log, or did not flush it.
 struct Refused {
-    carrier: Position,
+    carrier: MemberNo,
     life: Life,
     /// Why its drive is to be judged; none for a full host.
     why: Option<String>,
@@ -109,7 +109,7 @@ impl MetadataScrub {
         Ok(found)
     }
 
-    fn report_bad(&self, carrier: Position, what: &str) {
+    fn report_bad(&self, carrier: MemberNo, what: &str) {
         self.context.count(|counts| counts.checksum_errors += 1);
         self.members.count_checksum_errors(carrier, 1);
         tracing::warn!(array = self.context.name, %carrier, what, "a copy of metadata is damaged");
@@ -188,14 +188,14 @@ impl MetadataScrub {
             let listed = || self.chain.segments().get(number).cloned();
             let Some(segment) = listed() else { continue };
             let (at, len) = (geo.segment_at(number), geo.segment_bytes as usize);
-            let read = |carrier: Position| async move {
+            let read = |carrier: MemberNo| async move {
                 let slice = self.members.slice(carrier)?;
                 Some((carrier, salvage::read(&slice, at, len, IO).await))
             };
             let asked = self.members.live_carriers().into_iter().filter(|carrier| !silent.contains(carrier));
             let copies = join_all(asked.map(read)).await;
             let (mut copies, unanswered): (Vec<_>, Vec<_>) =
-                copies.into_iter().flatten().partition(|(_, copy): &(Position, Salvaged)| copy.answered());
+                copies.into_iter().flatten().partition(|(_, copy): &(MemberNo, Salvaged)| copy.answered());
             silent.extend(unanswered.into_iter().map(|(carrier, _)| carrier));
             let refused = {
                 // Without a checkpoint the segment is not used again meanwhile; appended records never
@@ -225,7 +225,7 @@ impl MetadataScrub {
     async fn repair_segment(
         &self,
         segment: &LogSegment,
-        copies: &mut Vec<(Position, Salvaged)>,
+        copies: &mut Vec<(MemberNo, Salvaged)>,
         found: &mut Found,
     ) -> Vec<Refused> {
         let header = |bytes: &Buf| {
@@ -248,7 +248,7 @@ impl MetadataScrub {
     async fn repair_range(
         &self,
         segment: &LogSegment,
-        copies: &mut Vec<(Position, Salvaged)>,
+        copies: &mut Vec<(MemberNo, Salvaged)>,
         range: Range<usize>,
         good: &dyn Fn(&Buf) -> bool,
         found: &mut Found,
@@ -256,7 +256,7 @@ impl MetadataScrub {
         let (first, blocks) = (range.start / BLOCK_BYTES, range.len() / BLOCK_BYTES);
         let is_good = |copy: &Salvaged| copy.has(first, blocks) && good(copy.bytes());
         let whole = copies.iter().find(|(_, copy)| is_good(copy)).map(|(_, copy)| copy.bytes().clone());
-        let bad: Vec<Position> =
+        let bad: Vec<MemberNo> =
             copies.iter().filter(|(_, copy)| !is_good(copy)).map(|(carrier, _)| *carrier).collect();
         let mut refused = Vec::new();
         for carrier in bad {

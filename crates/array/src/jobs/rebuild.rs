@@ -1,8 +1,18 @@
-//! Rebuild and resync of members: one job for both.
+//! Rebuild: strips that a stripe lacks are made again, and strips in spare places are brought back.
 //!
-//! Every strip of the member that the table marks stale is reconstructed from verified strips, written under
-//! a new version, flushed, read back and verified, and only then recorded as valid. The table holds the
-//! progress, so a restart goes on where it was.
+//! A strip is made from verified strips, written under a new version, flushed, read back and verified, and
+//! only then recorded as valid. The table holds the progress, so a restart goes on where it was. A strip goes
+//! back to where it was if that member takes I/O (resync of a member that was away, rebuild of one that was
+//! replaced), else to its own place, else to a spare place of its row. All strips that a stripe lacks are
+//! made in one pass over the others.
+//!
+//! The most endangered stripes come first: a round begins with those that lack most, and begins again when
+//! there are some that lack more than those at hand. Strips are brought back to members that were replaced
+//! when no stripe can be helped any more. Until the new place of such a strip is recorded, the old one
+//! counts.
+//!
+//! Invariant: a strip is recorded as valid at a place only after a flush of its member in the life in which
+//! it was written there, and after it was read back.
 
 use super::{JobProgress, MOST_PAUSE, RETRY};
 use crate::context::Context;
@@ -11,19 +21,22 @@ use crate::error::ArrayError;
 use crate::events::ArrayEvent;
 use crate::format::record::Entry;
 use crate::log::space::LogSpace;
-use crate::members::{Members, WhenSuspended};
-use crate::place::{Position, Positions};
+use crate::members::{Life, Members, WhenSuspended};
+use crate::moves::Moves;
+use crate::place::{MemberNo, MemberSet, Position, Positions};
 use crate::queue::EntryQueue;
 use crate::site::Site;
 use crate::stripes::Stripes;
-use crate::strips::{Part, StripWrite, Strips};
+use crate::stripes::promises::Target;
+use crate::strips::{Found, Part, StripWrite, Strips};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use penstock_base::env::timeout;
 use penstock_base::rank::scoped;
 use penstock_base::{Stripe, Version};
 use penstock_drive::Io;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -32,6 +45,10 @@ const IO: Io = Site::RebuildStrip.io();
 const WRITE: StripWrite = StripWrite::new(Site::RebuildStrip, Site::RebuildStrip, WhenSuspended::Fail);
 /// Time without other I/O after which the rebuild counts as alone.
 const CALM: Duration = Duration::from_millis(100);
+/// Time before lost strips without a place look for one again: others may have been freed.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// Most bytes of data of the stripes that are rebuilt at the same time.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// The size of the job's steps.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +63,53 @@ const ALONE: Steps = Steps { stripes: 4, batches: 4 };
 /// Beside other I/O, which waits for a stripe as long as its batch takes.
 const BESIDE: Steps = Steps { stripes: 2, batches: 1 };
 
+/// The strips that a pass over the stripes makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pass {
+    /// Those that stripes lack which lack so many.
+    Lacking(usize),
+    /// Those in spare places whose own members take I/O.
+    Back,
+}
+
+/// A strip that was written and is not recorded yet.
+struct Made {
+    position: Position,
+    target: Target,
+    /// The member on which it was before.
+    before: MemberNo,
+    life: Life,
+    part: Part,
+}
+
+/// The strips of one stripe that were written.
+struct MadeStrips {
+    version: Version,
+    strips: Vec<Made>,
+    /// Some strip was not written.
+    is_short: bool,
+    /// Why, if it was refused. The others count all the same.
+    error: Option<ArrayError>,
+}
+
+/// Strips of one member in a round.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    whole: bool,
+    done: u64,
+    failed: u64,
+}
+
+/// The progress of the rebuild.
+#[derive(Default)]
+pub(crate) struct RebuildState {
+    progress: Cell<Option<JobProgress>>,
+    /// Strips that are left on lost members have no place to go.
+    stuck: Cell<bool>,
+    /// Members in the present round.
+    tally: RefCell<BTreeMap<MemberNo, Tally>>,
+}
+
 /// The rebuild of one array's members.
 pub(crate) struct Rebuild {
     pub(crate) context: Rc<Context>,
@@ -55,212 +119,326 @@ pub(crate) struct Rebuild {
     pub(crate) space: Rc<LogSpace>,
     pub(crate) strips: Rc<Strips>,
     pub(crate) durability: Rc<Durability>,
-    pub(crate) progress: Cell<Option<JobProgress>>,
+    pub(crate) state: RebuildState,
 }
 
 impl Rebuild {
     /// The progress of the rebuild that is running.
     pub(crate) fn progress(&self) -> Option<JobProgress> {
-        self.progress.get()
+        self.state.progress.get()
     }
 
-    /// Rebuilds members that are back or were replaced, until the array is closed.
+    /// Rebuilds until the array is closed.
     pub(crate) async fn run(self: Rc<Self>) {
-        // The next search begins behind the member that was tried last, so that a stripe which cannot be made
-        // delays no other member.
-        let mut from = 0;
-        // By member, the stripe behind those that a full host had no space for: they delay no other stripe.
-        let mut behind = BTreeMap::new();
+        let env = &self.context.env;
+        // After a suspended round the next one begins behind the stripes that were tried: those that a full
+        // host had no space for delay no other.
+        let mut begin = Stripe(0);
         while !self.context.is_closed() {
-            let Some(position) = self.next_member(from) else {
-                self.context.signals.resync.notified().await;
+            let woken = self.context.signals.resync.notified();
+            self.note_empty();
+            if !self.has_work() {
+                match self.state.stuck.get() {
+                    true => drop(timeout(env, LOOK_AGAIN, woken).await),
+                    false => woken.await,
+                }
+                self.state.stuck.set(false);
                 continue;
-            };
-            from = position.index() + 1;
-            match self.rebuild_member(position, behind.entry(position).or_default()).await {
+            }
+            drop(woken);
+            match self.round(&mut begin).await {
                 Ok(true) => {}
-                Ok(false) => self.context.env.sleep(RETRY).await,
+                Ok(false) => env.sleep(RETRY).await,
                 Err(ArrayError::Closed) => break,
                 Err(error) => {
                     if let ArrayError::Suspended(why) = &error {
                         self.context.report_suspended(why);
                     }
-                    let name = &self.context.name;
-                    tracing::warn!(array = name, %position, %error, "rebuild interrupted; it will go on");
-                    self.context.env.sleep(RETRY).await;
+                    tracing::warn!(array = self.context.name, %error, "rebuild interrupted; it will go on");
+                    env.sleep(RETRY).await;
                 }
             }
         }
     }
 
-    /// True if a member can be rebuilt, at least in part.
+    /// True if a strip can be made again or brought back.
     pub(crate) fn has_work(&self) -> bool {
-        self.next_member(0).is_some()
+        let is_stale = |member| self.members.is_reachable(member) && self.members.stale().contains(member);
+        self.context.layout.all_members().iter().any(|member| self.need(member) > 0 || is_stale(member))
+            || self.has_to_bring_back()
     }
 
-    /// A reachable member that is stale, or that missed single strips: the first one in turn from number
-    /// `from` on.
-    fn next_member(&self, from: usize) -> Option<Position> {
-        let (reachable, stale, table) =
-            (self.members.reachable(), self.members.stale(), self.stripes.table());
-        let missed = |position| table.counts().1 > 0 && table.count_stale(Positions::one(position)) > 0;
-        let all = self.context.geo.strips();
-        let mut in_turn = (from..all).chain(0..from.min(all)).map(Position::new);
-        in_turn.find(|position| {
-            reachable.contains(*position) && (stale.contains(*position) || missed(*position))
-        })
-    }
-
-    /// Rebuilds one member, from a stripe on that it moves. Returns true if no strip of it is stale now.
-    async fn rebuild_member(&self, position: Position, from: &mut Stripe) -> Result<bool, ArrayError> {
-        let (strip, life) = (Positions::one(position), self.members.life(position));
-        let total = self.stripes.table().count_stale(strip);
-        let started_ns = self.context.env.wall_ns();
-        let mut progress = JobProgress { total_stripes: total, started_ns, ..JobProgress::default() };
-        self.progress.set(Some(progress));
-        let whole = total > 0 && total == self.stripes.table().counts().0;
-        self.context.events.push(ArrayEvent::RebuildBegun { position, stripes: total, whole });
-        let result = self.rebuild_stale(position, from, &mut progress).await;
-        self.progress.set(None);
-        // Stripes written meanwhile may have missed it again.
-        let complete = matches!(result, Ok(true)) && self.stripes.table().count_stale(strip) == 0;
-        let (stripes, failed) = (progress.done_stripes, progress.failed_stripes);
-        let ended = ArrayEvent::RebuildEnded { position, stripes, failed, whole, complete };
-        self.context.events.push(ended);
-        result?;
-        if complete && self.members.stale().contains(position) {
-            // It counts once a start would recognise it by its label.
-            if self.members.owed_labels().contains(position)
-                && let Err(error) = self.members.write_label(position).await
-            {
-                let name = &self.context.name;
-                tracing::warn!(array = name, %position, %error, "a rebuilt member waits for its label");
-                return Ok(false);
-            }
-            self.members.activate(position, life).await?;
+    /// The strips of a member that may be made again.
+    fn need(&self, member: MemberNo) -> u64 {
+        let on = self.stripes.table().census().on(member);
+        match self.members.is_reachable(member) {
+            true => on.stale,
+            false if self.context.layout.spares() > 0 && !self.state.stuck.get() => on.strips,
+            false => 0,
         }
-        Ok(complete)
     }
 
-    /// Rebuilds every stale strip of a member, from a stripe on. Returns false if one failed. After a
-    /// suspended round the next one begins behind the stripes that were tried.
-    async fn rebuild_stale(
+    fn has_to_bring_back(&self) -> bool {
+        let table = self.stripes.table();
+        let away = |member| table.census().on(member).moved_away > 0;
+        self.members.reachable().iter().any(away)
+    }
+
+    /// Tells the members which of those that are gone hold no strip any more.
+    fn note_empty(&self) {
+        let census = self.stripes.census();
+        let gone = self.members.gone().iter().filter(|member| census.on(*member).strips == 0);
+        let is_settled = !self.stripes.pending_misses(Positions::ALL);
+        self.members.set_empty(if is_settled { gone.collect() } else { MemberSet::NONE });
+    }
+
+    /// One pass for each number of lacking strips, from the most endangered stripes on, and one to bring
+    /// strips back. Returns false if it is to be tried again later.
+    async fn round(&self, begin: &mut Stripe) -> Result<bool, ArrayError> {
+        let lives: Vec<Life> =
+            self.context.layout.all_members().iter().map(|member| self.members.life(member)).collect();
+        let started_ns = self.context.env.wall_ns();
+        let total_stripes = self.stripes.census().lacking();
+        let mut progress = JobProgress { total_stripes, started_ns, ..JobProgress::default() };
+        self.begin_tally();
+        let result = self.passes(begin, &mut progress).await;
+        self.state.progress.set(None);
+        self.end_tally();
+        let is_done = result? && progress.failed_stripes == 0;
+        if !is_done && progress.done_stripes == 0 && progress.failed_stripes == 0 {
+            // Nothing was found that can be done.
+            self.state.stuck.set(true);
+            return Ok(true);
+        }
+        let mut is_whole = is_done;
+        for member in self.members.reachable().common(self.members.stale()).iter() {
+            if self.stripes.table().census().on(member).stale == 0 {
+                is_whole &= self.activate(member, lives[member.index()]).await?;
+            }
+        }
+        self.note_empty();
+        Ok(is_whole)
+    }
+
+    /// Every strip of a member is valid: it counts again.
+    async fn activate(&self, member: MemberNo, life: Life) -> Result<bool, ArrayError> {
+        // Once a start would recognise it by its label.
+        if self.members.owed_labels().contains(member)
+            && let Err(error) = self.members.write_label(member).await
+        {
+            let name = &self.context.name;
+            tracing::warn!(array = name, %member, %error, "a rebuilt member waits for its label");
+            return Ok(false);
+        }
+        self.members.activate(member, life).await?;
+        Ok(true)
+    }
+
+    /// Returns true if all that could be done is.
+    async fn passes(&self, begin: &mut Stripe, progress: &mut JobProgress) -> Result<bool, ArrayError> {
+        loop {
+            let mut level = self.stripes.census().worst();
+            while level > 0 {
+                let above = self.pass(Pass::Lacking(level), begin, progress).await?;
+                // A member was lost meanwhile: its stripes come first.
+                level = if above { self.stripes.census().worst() } else { level - 1 };
+            }
+            // Stripes whose record is on its way may lack strips too: the table shows them after a flush.
+            if !self.stripes.pending_misses(Positions::ALL) {
+                break;
+            }
+            self.durability.flush(IO.at("rebuild.flush")).await?;
+        }
+        if self.has_to_bring_back() && progress.failed_stripes == 0 {
+            let mut from = Stripe(0);
+            self.pass(Pass::Back, &mut from, progress).await?;
+        }
+        let members = self.context.layout.all_members();
+        Ok(members.iter().all(|member| self.need(member) == 0) && !self.has_to_bring_back())
+    }
+
+    fn begin_tally(&self) {
+        let mut tally = BTreeMap::new();
+        for member in self.context.layout.all_members().iter() {
+            let stripes = self.need(member);
+            if stripes > 0 {
+                let whole = stripes == self.stripes.table().census().on(member).strips;
+                tally.insert(member, Tally { whole, ..Tally::default() });
+                self.context.events.push(ArrayEvent::RebuildBegun { member, stripes, whole });
+            }
+        }
+        *self.state.tally.borrow_mut() = tally;
+    }
+
+    fn end_tally(&self) {
+        for (member, Tally { whole, done, failed }) in self.state.tally.take() {
+            // Stripes written meanwhile may have missed it again.
+            let complete = self.need(member) == 0 && failed == 0;
+            let ended = ArrayEvent::RebuildEnded { member, stripes: done, failed, whole, complete };
+            self.context.events.push(ended);
+        }
+    }
+
+    /// Goes over all stripes from `begin` on. Returns true if it was ended because others lack more strips.
+    /// If writes are suspended, `begin` is behind the stripes that were tried; else it is the first stripe.
+    async fn pass(
         &self,
-        position: Position,
+        pass: Pass,
         begin: &mut Stripe,
         progress: &mut JobProgress,
     ) -> Result<bool, ArrayError> {
-        let strip = Positions::one(position);
         let (env, latency) = (&self.context.env, &self.context.latency);
         let mut from = std::mem::take(begin);
         let (mut served, mut disturbed) = (latency.served(), None);
         // Each batch runs to its end, whatever becomes of the others: batches hold locks of stripes.
         let mut running = FuturesUnordered::new();
-        let mut result = Ok(true);
+        let (mut result, mut is_over) = (Ok(()), false);
+        let endangered = self.more_endangered(pass);
+        let mut above;
         loop {
-            if self.context.is_closed() || self.members.slice(position).is_none() {
-                result = result.and(Ok(false));
+            if self.context.is_closed() {
+                result = result.and(Err(ArrayError::Closed));
             }
+            above = self.more_endangered(pass) > endangered;
             if latency.served() != served {
                 (served, disturbed) = (latency.served(), Some(env.now()));
             }
             let is_beside = disturbed.is_some_and(|at| env.now().saturating_sub(at) < CALM);
-            let steps = if is_beside { BESIDE } else { ALONE };
-            while running.len() < steps.batches && matches!(result, Ok(true)) {
-                let found = self.find_stale(from, strip, steps.stripes);
-                let Some(last) = found.last() else { break };
+            let steps = self.steps(pass, is_beside);
+            while running.len() < steps.batches && result.is_ok() && !is_over && !above {
+                let found = self.find(pass, from, steps.stripes);
+                let Some(last) = found.last() else {
+                    is_over = true;
+                    break;
+                };
                 from = last.next();
                 running.push(scoped(async move {
                     let began = env.now();
-                    let done = self.rebuild_batch(position, &found).await;
+                    let done = self.batch(pass, &found).await;
                     (done, found.len() as u64, env.now().saturating_sub(began))
                 }));
             }
             let Some((done, of, took)) = running.next().await else {
-                // Stripes whose record is on its way may have missed it too: the table shows them after a
-                // flush.
-                if self.stripes.pending_misses(strip) && matches!(result, Ok(true)) {
-                    self.durability.flush(IO.at("rebuild.flush")).await?;
-                    from = Stripe(0);
-                    continue;
-                }
                 if matches!(result, Err(ArrayError::Suspended(_))) {
                     *begin = from;
                 }
-                return result.map(|whole| whole && progress.failed_stripes == 0);
+                return result.map(|()| above);
             };
             match done {
                 Ok(done) => {
                     assert!(done <= of, "{done} of {of} stripes");
                     progress.done_stripes += done;
                     progress.failed_stripes += of - done;
-                    self.progress.set(Some(*progress));
+                    self.state.progress.set(Some(*progress));
                 }
                 Err(error) => result = result.and(Err(error)),
             }
-            if is_beside && running.is_empty() && result.is_ok() {
+            if is_beside && running.is_empty() && result.is_ok() && !self.is_critical(pass) {
                 // Other I/O waits for the same drives: it gets them for as long.
                 env.sleep(took.min(MOST_PAUSE)).await;
             }
         }
     }
 
-    /// The first stripes from `from` on, at most `most`, that lack a strip.
-    fn find_stale(&self, from: Stripe, strip: Positions, most: usize) -> Vec<Stripe> {
+    /// True if one more loss would lose data.
+    fn is_critical(&self, pass: Pass) -> bool {
+        matches!(pass, Pass::Lacking(lacking) if lacking >= self.context.geo.m && self.context.geo.m > 1)
+    }
+
+    fn steps(&self, pass: Pass, is_beside: bool) -> Steps {
+        if is_beside && !self.is_critical(pass) {
+            return BESIDE;
+        }
+        let geo = &self.context.geo;
+        let stripe_bytes = geo.k as u64 * geo.strip_bytes() as u64;
+        let most = usize::try_from(MOST_BYTES / (ALONE.stripes as u64 * stripe_bytes)).unwrap_or(1);
+        let groups = geo.members / geo.strips();
+        Steps { batches: (ALONE.batches * groups).min(most.max(ALONE.batches)), ..ALONE }
+    }
+
+    /// The number of stripes that lack more strips than those of a pass.
+    fn more_endangered(&self, pass: Pass) -> u64 {
+        let census = self.stripes.census();
+        let level = match pass {
+            Pass::Lacking(level) => level,
+            Pass::Back => 0,
+        };
+        (level + 1..=census.worst()).map(|lacking| census.lacking_exactly(lacking)).sum()
+    }
+
+    /// The first stripes from `from` on, at most `most`, of which a pass makes strips.
+    fn find(&self, pass: Pass, from: Stripe, most: usize) -> Vec<Stripe> {
         assert!(most > 0, "a batch has a stripe");
         let table = self.stripes.table();
-        let next = |at| table.find_written(at, |stale| stale.meets(strip));
+        let gone = self.members.gone();
+        let layout = &self.context.layout;
+        let next = |at| {
+            table.find_written(at, |stripe, state| match pass {
+                Pass::Lacking(lacking) => {
+                    if state.stale.is_empty() && gone.is_empty() {
+                        return false;
+                    }
+                    let lost = self.lacking(stripe);
+                    lost.len() == lacking && lost.iter().any(|at| self.can_be_made(stripe, at, state.moves))
+                }
+                Pass::Back => state.moves.moved().iter().any(|position| {
+                    let own = layout.own_place(stripe, position).member;
+                    self.members.is_reachable(own) && !state.stale.contains(position)
+                }),
+            })
+        };
         std::iter::successors(next(from), |stripe| next(stripe.next())).take(most).collect()
     }
 
-    /// Rebuilds strips, and keeps no stripe locked while writes are suspended. Returns the number of strips
-    /// that are valid now.
-    async fn rebuild_batch(&self, position: Position, stripes: &[Stripe]) -> Result<u64, ArrayError> {
+    /// Strips of a stripe that are stale, or on members that are gone.
+    fn lacking(&self, stripe: Stripe) -> Positions {
+        self.context.geo.all_strips().without(self.stripes.readable(stripe))
+    }
+
+    fn can_be_made(&self, stripe: Stripe, position: Position, moves: Moves) -> bool {
+        self.stripes.target(stripe, position, moves).is_some()
+    }
+
+    /// Makes strips of stripes, and keeps no stripe locked while writes are suspended. Returns the number of
+    /// stripes of which all are valid now.
+    async fn batch(&self, pass: Pass, stripes: &[Stripe]) -> Result<u64, ArrayError> {
         self.space.wait_for_rebuild().await?;
-        let life = self.members.life(position);
         let mut locks = Vec::new();
         for stripe in stripes {
             locks.push(self.stripes.locks.exclusive(stripe.0).await);
         }
-        let rebuild = |stripe: &Stripe| scoped(self.rebuild_strip(*stripe, position));
-        let written = join_all(stripes.iter().map(rebuild)).await;
-        self.members.flush(position, IO.at("rebuild.flush")).await?;
-        let io = IO.at("rebuild.verify");
-        let verify = stripes.iter().zip(&written).map(|(stripe, written)| async move {
-            match written {
-                Ok(Some((version, part))) => {
-                    self.strips.reads_back(*stripe, position, *version, part, io).await
-                }
-                _ => false,
-            }
-        });
-        let verified = join_all(verify).await;
-        assert!(verified.len() == stripes.len(), "every strip is read back");
+        assert!(stripes.is_sorted(), "stripes are locked in their order");
+        let made = join_all(stripes.iter().map(|stripe| scoped(self.make(pass, *stripe)))).await;
+        let written = || made.iter().flatten().flatten();
+        let targets = written().flat_map(|made| &made.strips).map(|made| made.target.place.member).collect();
+        self.members.flush_members(targets, IO.at("rebuild.flush")).await?;
         let mut records = Vec::new();
         let (mut done, mut failed) = (0, None);
-        for ((stripe, written), verified) in stripes.iter().copied().zip(written).zip(verified) {
-            match written {
-                Ok(Some((version, _))) if verified => {
-                    if self.members.life(position) != life {
-                        failed =
-                            failed.or(Some(ArrayError::Invalid(format!("member {position} was replaced"))));
-                        continue;
+        for (stripe, made) in stripes.iter().copied().zip(&made) {
+            match made {
+                Ok(Some(made)) => {
+                    let valid = self.verified(stripe, made).await;
+                    let is_whole = valid.len() == made.strips.len() && !made.is_short;
+                    done += u64::from(is_whole);
+                    if let Some(entry) = valid_entry(stripe, made.version, &valid) {
+                        records.push(self.queue.push_control(entry, Vec::new()));
                     }
-                    let (set, clear) = (Positions::NONE, Positions::one(position));
-                    let entry = Entry::Strips { stripe, set, clear, version };
-                    records.push(self.queue.push_control(entry, Vec::new()));
-                    done += 1;
+                    self.count(made, &valid);
+                    failed = failed.or(made.error.clone());
                 }
                 Ok(None) => done += 1,
-                Ok(Some(_)) => {
-                    let name = &self.context.name;
-                    tracing::warn!(array = name, %stripe, %position, "a rebuilt strip does not read back");
-                }
                 Err(error @ (ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. })) => {
                     self.stripes.map_mut().set_unreadable(stripe);
                     tracing::error!(array = self.context.name, %stripe, %error, "a stripe cannot be rebuilt");
+                    let on = |at| self.stripes.member(stripe, at);
+                    let members: MemberSet = self.lacking(stripe).iter().map(on).collect();
+                    let mut tally = self.state.tally.borrow_mut();
+                    tally
+                        .iter_mut()
+                        .filter(|(at, _)| members.contains(**at))
+                        .for_each(|(_, at)| at.failed += 1);
                 }
-                Err(error) => failed = failed.or(Some(error)),
+                Err(error) => failed = failed.or(Some(error.clone())),
             }
         }
         // Until its record counts nobody may write a strip again: the record names the version that is there.
@@ -268,22 +446,108 @@ impl Rebuild {
         failed.map_or(Ok(done), Err)
     }
 
-    /// Makes a strip and writes it. None if it is valid already.
-    async fn rebuild_strip(
-        &self,
-        stripe: Stripe,
-        position: Position,
-    ) -> Result<Option<(Version, Part)>, ArrayError> {
-        let is_written = self.stripes.table().is_written(stripe);
-        if !is_written || !self.stripes.stale(stripe).contains(position) {
-            return Ok(None);
-        }
-        let all = 0..self.context.geo.strip_blocks;
-        let part = self.strips.recover_one(stripe, position, &all, IO.at("rebuild.read")).await?;
-        let version = self.stripes.versions.next().await?;
-        match self.strips.write_strip(stripe, position, &part, version, WRITE).await? {
-            Some(_) => Ok(Some((version, part))),
-            None => Err(ArrayError::Invalid(format!("member {position} failed while it was rebuilt"))),
+    fn count(&self, made: &MadeStrips, valid: &[&Made]) {
+        let mut tally = self.state.tally.borrow_mut();
+        for strip in &made.strips {
+            if let Some(tally) = tally.get_mut(&strip.before) {
+                let is_valid = valid.iter().any(|valid| valid.position == strip.position);
+                *(if is_valid { &mut tally.done } else { &mut tally.failed }) += 1;
+            }
         }
     }
+
+    /// The strips that read back, on members that live as they did when these were written.
+    async fn verified<'a>(&self, stripe: Stripe, made: &'a MadeStrips) -> Vec<&'a Made> {
+        let io = IO.at("rebuild.verify");
+        let verify = made.strips.iter().map(|strip| async move {
+            let (place, at) = (strip.target.place, (stripe, strip.position));
+            let reads_back = self.strips.reads_back(at, place, made.version, &strip.part, io).await;
+            if !reads_back {
+                let (name, position, member) = (&self.context.name, strip.position, place.member);
+                tracing::warn!(array = name, %stripe, %position, %member, "a rebuilt strip does not read back");
+            }
+            (reads_back && self.members.life(place.member) == strip.life).then_some(strip)
+        });
+        join_all(verify).await.into_iter().flatten().collect()
+    }
+
+    /// Makes strips of a stripe and writes them. None if none of them is to be made any more.
+    async fn make(&self, pass: Pass, stripe: Stripe) -> Result<Option<MadeStrips>, ArrayError> {
+        if !self.stripes.table().is_written(stripe) {
+            return Ok(None);
+        }
+        let moves = self.stripes.moves(stripe);
+        let targets = match pass {
+            Pass::Lacking(_) => self.lost(stripe, moves),
+            Pass::Back => self.strays(stripe, moves),
+        };
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        let positions: Vec<Position> = targets.iter().map(|(position, _)| *position).collect();
+        let all = 0..self.context.geo.strip_blocks;
+        let io = IO.at("rebuild.read");
+        let distinct: Positions = positions.iter().copied().collect();
+        assert_eq!(distinct.len(), targets.len(), "a strip is made once");
+        let parts = match pass {
+            Pass::Lacking(_) => self.strips.recover(stripe, &positions, &all, Found::default(), io).await?,
+            Pass::Back => {
+                let read = |at: &Position| self.strips.read_or_recover(stripe, *at, &all, io);
+                join_all(positions.iter().map(read)).await.into_iter().collect::<Result<_, _>>()?
+            }
+        };
+        assert_eq!(parts.len(), positions.len(), "every strip was made");
+        let version = self.stripes.versions.next().await?;
+        let mut lives = Vec::new();
+        for ((position, target), part) in targets.iter().zip(&parts) {
+            lives.push(scoped(self.strips.write_moved(
+                (stripe, *position),
+                target.place,
+                part,
+                version,
+                WRITE,
+            )));
+        }
+        let lives = join_all(lives).await;
+        let is_short = lives.iter().any(|life| !matches!(life, Ok(Some(_))));
+        let error = lives.iter().find_map(|life| life.as_ref().err().cloned());
+        let made =
+            targets.into_iter().zip(parts).zip(lives).filter_map(|(((position, target), part), life)| {
+                let before = self.stripes.member(stripe, position);
+                Some(Made { position, target, before, life: life.ok()??, part })
+            });
+        Ok(Some(MadeStrips { version, strips: made.collect(), is_short, error }))
+    }
+
+    /// The strips that a stripe lacks, as far as there are places for them.
+    fn lost(&self, stripe: Stripe, moves: Moves) -> Vec<(Position, Target)> {
+        let (mut moves, mut targets) = (moves, Vec::new());
+        for position in self.lacking(stripe).iter() {
+            if let Some(target) = self.stripes.target(stripe, position, moves) {
+                moves = moves.with(position, target.spare);
+                targets.push((position, target));
+            }
+        }
+        targets
+    }
+
+    /// The valid strips in spare places whose own members take I/O.
+    fn strays(&self, stripe: Stripe, moves: Moves) -> Vec<(Position, Target)> {
+        let lacking = self.lacking(stripe);
+        let valid = moves.moved().iter().filter(|position| !lacking.contains(*position));
+        valid
+            .filter_map(|position| {
+                let target = self.stripes.target(stripe, position, moves.with(position, None))?;
+                target.spare.is_none().then_some((position, target))
+            })
+            .collect()
+    }
+}
+
+/// The record that these strips are valid; none if there are none.
+fn valid_entry(stripe: Stripe, version: Version, valid: &[&Made]) -> Option<Entry> {
+    let clear: Positions = valid.iter().map(|made| made.position).collect();
+    assert!(version.0 != 0, "version 0 is never given");
+    let moves = valid.iter().fold(Moves::NONE, |all, made| all.with(made.position, made.target.spare));
+    (!clear.is_empty()).then_some(Entry::Strips { stripe, set: Positions::NONE, clear, version, moves })
 }

@@ -109,7 +109,7 @@ impl Scrub {
         let mut job = JobProgress {
             done_stripes: base.1.stripes,
             done_before: base.1.stripes,
-            total_stripes: self.stripes.table().counts().0,
+            total_stripes: self.stripes.table().census().written(),
             failed_stripes: base.1.unreadable.len() as u64,
             started_ns: self.context.env.wall_ns(),
         };
@@ -118,7 +118,7 @@ impl Scrub {
         loop {
             self.tally(&mut progress.borrow_mut().report, &base);
             let from = Stripe(progress.borrow().next_stripe);
-            let next = self.stripes.table().find_written(from, |_| true);
+            let next = self.stripes.table().find_written(from, |_, _| true);
             let Some(stripe) = next else { return Ok(true) };
             assert!(stripe >= from, "a scrub goes forward");
             let began = self.context.env.now();
@@ -230,14 +230,14 @@ impl Scrub {
                 for column in bad {
                     let block = part.data.slice(column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES);
                     let landed =
-                        self.strips.write_blocks(stripe, position, to_u32(*column), block, WRITE).await?;
+                        self.strips.write_columns(stripe, position, to_u32(*column), block, WRITE).await?;
                     repaired += u64::from(landed.is_some());
                 }
                 repaired
             }
         };
         self.context.count(|counts| counts.repaired_blocks += repaired);
-        self.members.count_repaired(position, repaired);
+        self.members.count_repaired(self.stripes.member(stripe, position), repaired);
         tracing::info!(array = self.context.name, %stripe, %position, repaired, "strip repaired");
         Ok(())
     }

@@ -139,7 +139,7 @@ impl Checkpoints {
         Ok(root)
     }
 
-    /// A root with the counters of now. Number, replay position and table sum are the caller's.
+    /// A root with the counters of now. Number, replay member and table sum are the caller's.
     pub(crate) fn root_of_now(&self) -> Root {
         let head = self.chain.head();
         Root {

@@ -126,8 +126,10 @@ impl Fold<'_> {
                 }
             }
             Entry::MemberReset { member } => {
-                let all = self.redo.changes.values_mut();
-                all.for_each(|changes| changes.retain(|(patch, _)| patch.position != *member));
+                let stripes = self.stripes;
+                self.redo.changes.iter_mut().for_each(|(stripe, changes)| {
+                    changes.retain(|(patch, _)| stripes.member(*stripe, patch.position) != *member);
+                });
             }
             Entry::Versions { .. } => {}
         }

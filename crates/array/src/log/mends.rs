@@ -10,7 +10,7 @@
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::members::{Members, MetadataState, WhenSuspended};
-use crate::place::{Position, Positions};
+use crate::place::{MemberNo, MemberSet};
 use crate::site::Site;
 use futures_util::{StreamExt, stream};
 use penstock_base::Buf;
@@ -41,7 +41,7 @@ pub(crate) async fn write(
     context: &Context,
     members: &Members,
     parts: &[Mend],
-    carriers: &[Position],
+    carriers: &[MemberNo],
     site: Site,
 ) -> Result<(), ArrayError> {
     let mut rest: Vec<&Mend> = parts.iter().collect();
@@ -49,7 +49,7 @@ pub(crate) async fn write(
         return Ok(());
     }
     let mut when = WhenSuspended::Fail;
-    let refused = Cell::new(Positions::NONE);
+    let refused = Cell::new(MemberSet::NONE);
     // Each further round waits for a carrier of every part that is left, so it is due to a carrier that was
     // lost.
     for _ in 0..=carriers.len() + 1 {
@@ -62,7 +62,7 @@ pub(crate) async fn write(
         let written = written.into_iter().collect::<Result<Vec<_>, _>>()?;
         members.flush_carriers().await?;
         let serving = members.live_carriers();
-        let is_left = |(part, to): &(&Mend, Vec<Position>)| {
+        let is_left = |(part, to): &(&Mend, Vec<MemberNo>)| {
             let durable = part.durable.iter().map(|carrier| &carriers[*carrier]);
             part.is_needed && !to.iter().chain(durable).any(|carrier| serving.contains(carrier))
         };
@@ -83,35 +83,34 @@ impl Mend {
         &self,
         context: &Context,
         members: &Members,
-        carriers: &[Position],
+        carriers: &[MemberNo],
         site: Site,
         when: WhenSuspended,
-        refused: &Cell<Positions>,
-    ) -> Result<Vec<Position>, ArrayError> {
-        let serves = |position: &Position| members.live_carriers().contains(position);
-        let write = async |position, when| {
-            members.write(position, (self.at, self.bytes.clone()), site.io(), when).await
-        };
+        refused: &Cell<MemberSet>,
+    ) -> Result<Vec<MemberNo>, ArrayError> {
+        let serves = |member: &MemberNo| members.live_carriers().contains(member);
+        let write =
+            async |member, when| members.write(member, (self.at, self.bytes.clone()), site.io(), when).await;
         let mut taken = Vec::new();
-        for position in self.lacking.iter().map(|carrier| carriers[*carrier]).filter(serves) {
-            let written = write(position, WhenSuspended::Wait).await?;
-            taken.extend(written.map(|_| position));
+        for member in self.lacking.iter().map(|carrier| carriers[*carrier]).filter(serves) {
+            let written = write(member, WhenSuspended::Wait).await?;
+            taken.extend(written.map(|_| member));
         }
         loop {
             let mut refusal = None;
-            for position in self.whole.iter().map(|carrier| carriers[*carrier]).filter(serves) {
+            for member in self.whole.iter().map(|carrier| carriers[*carrier]).filter(serves) {
                 let is_enough = when == WhenSuspended::Wait && !taken.is_empty();
-                let has_refused = when == WhenSuspended::Fail && refused.get().contains(position);
+                let has_refused = when == WhenSuspended::Fail && refused.get().contains(member);
                 if is_enough || has_refused {
                     continue;
                 }
-                match write(position, WhenSuspended::Fail).await {
-                    Ok(written) => taken.extend(written.map(|_| position)),
+                match write(member, WhenSuspended::Fail).await {
+                    Ok(written) => taken.extend(written.map(|_| member)),
                     Err(ArrayError::Suspended(why)) => {
-                        if !refused.get().contains(position) {
-                            tracing::warn!(array = context.name, %position, why, "metadata cannot be written again");
+                        if !refused.get().contains(member) {
+                            tracing::warn!(array = context.name, %member, why, "metadata cannot be written again");
                         }
-                        refused.set(refused.get().with(Positions::one(position)));
+                        refused.set(refused.get().with(MemberSet::one(member)));
                         members.set_metadata(MetadataState::Refused);
                         refusal = Some(why);
                     }

@@ -161,8 +161,10 @@ impl Reader<'_> {
                 && !self.is_left_behind(&head);
             let is_near = |entry: &Entry| entry.highest() <= self.highest.saturating_add(MOST_AHEAD);
             let mut entries = head.entries.iter();
-            (fits && entries.all(|entry| is_sound(entry, &self.context.geo) && is_near(entry)))
-                .then_some((head, shape))
+            (fits
+                && entries
+                    .all(|entry| is_sound(entry, &self.context.geo, &self.context.layout) && is_near(entry)))
+            .then_some((head, shape))
         };
         let found: Vec<_> = copies.iter().map(decode).collect();
         let newest = found.iter().flatten().map(|(head, _)| head.incarnation).max();

@@ -272,7 +272,7 @@ mod tests {
 
     /// 4+2 with a log of 32 segments of 512 blocks.
     fn geometry() -> Geometry {
-        Geometry::fit(&CreateSpec::new("t", 4, 2), 1 << 30).unwrap()
+        Geometry::fit(&CreateSpec::new("t", 4, 2).unwrap(), 1 << 30).unwrap()
     }
 
     #[test]

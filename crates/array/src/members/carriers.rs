@@ -8,7 +8,7 @@ use super::record::Reconfiguration;
 use super::{Life, Members};
 use crate::error::ArrayError;
 use crate::format::descriptor::Descriptor;
-use crate::place::{Position, Positions};
+use crate::place::{MemberNo, MemberSet};
 use crate::site::Site;
 use futures_util::future::join_all;
 use penstock_base::Buf;
@@ -25,7 +25,7 @@ pub(crate) struct CarrierSearch {
     /// No copy begins before this time.
     not_before: Cell<Duration>,
     /// Members that did not take a copy: others are tried first.
-    refused: Cell<Positions>,
+    refused: Cell<MemberSet>,
     /// A new carrier counts, and labels that name it may not be written yet.
     recording: Cell<bool>,
 }
@@ -45,7 +45,7 @@ impl CarrierSearch {
     /// All carriers are there.
     pub(crate) fn done(&self) {
         self.wanted.set(false);
-        self.refused.set(Positions::NONE);
+        self.refused.set(MemberSet::NONE);
     }
 
     /// Begins no copy before `time`.
@@ -59,12 +59,12 @@ impl CarrierSearch {
     }
 
     /// A member did not take a copy.
-    pub(crate) fn refuse(&self, position: Position) {
-        self.refused.set(self.refused.get().with(Positions::one(position)));
+    pub(crate) fn refuse(&self, member: MemberNo) {
+        self.refused.set(self.refused.get().with(MemberSet::one(member)));
     }
 
     /// Members that did not take a copy.
-    pub(crate) fn refused(&self) -> Positions {
+    pub(crate) fn refused(&self) -> MemberSet {
         self.refused.get()
     }
 }
@@ -76,13 +76,13 @@ impl Members {
     }
 
     /// Members that carry the log now.
-    pub(crate) fn live_carriers(&self) -> Vec<Position> {
+    pub(crate) fn live_carriers(&self) -> Vec<MemberNo> {
         let serve = self.select(|member| !member.is_stale() && member.slice().is_some());
         self.desc.borrow().carriers().filter(|at| serve.contains(*at)).collect()
     }
 
     /// Carriers that are reachable and not among the stale members.
-    pub(crate) fn trusted_carriers(&self, stale: Positions) -> Vec<Position> {
+    pub(crate) fn trusted_carriers(&self, stale: MemberSet) -> Vec<MemberNo> {
         let good = self.reachable().without(stale);
         self.desc.borrow().carriers().filter(|at| good.contains(*at)).collect()
     }
@@ -99,15 +99,15 @@ impl Members {
 
     /// The carriers that there should be: those that still serve, then the first active members, last the
     /// members that did not take a copy.
-    pub(crate) fn wanted_carriers(&self) -> Vec<Position> {
+    pub(crate) fn wanted_carriers(&self) -> Vec<MemberNo> {
         let active = self.active();
-        let mut wanted: Vec<Position> =
+        let mut wanted: Vec<MemberNo> =
             self.desc.borrow().carriers().filter(|at| active.contains(*at)).collect();
         let refused = self.search.refused();
         let (last, first): (Vec<_>, Vec<_>) = active.iter().partition(|at| refused.contains(*at));
-        for position in first.into_iter().chain(last) {
-            if wanted.len() < self.context.geo.carriers() && !wanted.contains(&position) {
-                wanted.push(position);
+        for member in first.into_iter().chain(last) {
+            if wanted.len() < self.context.geo.carriers() && !wanted.contains(&member) {
+                wanted.push(member);
             }
         }
         assert!(wanted.iter().all(|at| active.contains(*at)), "{wanted:?} of {active:?}");
@@ -116,7 +116,7 @@ impl Members {
 
     /// True if a lost carrier can be replaced.
     pub(crate) fn lacks_carriers(&self) -> bool {
-        let wanted: Positions = self.wanted_carriers().into_iter().collect();
+        let wanted: MemberSet = self.wanted_carriers().into_iter().collect();
         let recorded = self.desc.borrow().carriers().collect();
         wanted != recorded
     }
@@ -124,7 +124,7 @@ impl Members {
     /// Writes the same bytes on all carriers, including members that became one meanwhile. Carriers that fail
     /// are stale afterwards; at least one must not fail.
     pub(crate) async fn write_carriers(&self, at: u64, bytes: &Buf, io: Io) -> Result<(), ArrayError> {
-        let (mut written, mut landed): (Vec<(Position, Life)>, bool) = (Vec::new(), false);
+        let (mut written, mut landed): (Vec<(MemberNo, Life)>, bool) = (Vec::new(), false);
         loop {
             let lives = self.live_carriers().into_iter().map(|carrier| (carrier, self.life(carrier)));
             let missing: Vec<_> = lives.filter(|life| !written.contains(life)).collect();
@@ -148,7 +148,7 @@ impl Members {
     pub(crate) async fn flush_carriers(&self) -> Result<(), ArrayError> {
         self.context.count(|counts| counts.log_flushes += 1);
         let io = Site::LogAppend.io().at("log.flush");
-        let flush = async |carrier: Position| {
+        let flush = async |carrier: MemberNo| {
             let life = self.life(carrier);
             let flushed = match self.slice(carrier) {
                 None => Err("its drive is gone".to_owned()),
@@ -181,9 +181,9 @@ impl Reconfiguration<'_> {
     /// counts. Returns the members whose label could not be written.
     pub(crate) async fn record_carriers(
         &self,
-        carriers: &[Position],
+        carriers: &[MemberNo],
         paused: Option<Paused<'_>>,
-    ) -> Result<Vec<Position>, ArrayError> {
+    ) -> Result<Vec<MemberNo>, ArrayError> {
         if carriers.iter().any(|at| self.members.stale().contains(*at)) {
             return Ok(Vec::new());
         }

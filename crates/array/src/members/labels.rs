@@ -2,7 +2,7 @@
 
 use crate::format::descriptor::Descriptor;
 use crate::format::label::Label;
-use crate::place::{Position, Positions};
+use crate::place::{MemberNo, MemberSet};
 use crate::ranks;
 use crate::site::Site;
 use penstock_base::rank::RankedMutex;
@@ -57,9 +57,9 @@ pub async fn read_label(slice: &Slice, array: ArrayId) -> Result<FoundLabel, Dri
 pub(crate) async fn write_first(
     slice: &Slice,
     descriptor: &Descriptor,
-    position: Position,
+    member: MemberNo,
 ) -> Result<(), DriveError> {
-    write(slice, &Label::new(descriptor, position)).await
+    write(slice, &Label::new(descriptor, member)).await
 }
 
 /// Writes both copies of a label.
@@ -114,23 +114,23 @@ impl Labelling {
 /// Members that count, or may count, and did not take their label. Each is owed one until it takes it, or its
 /// drive is gone.
 #[derive(Default)]
-pub(crate) struct OwedLabels(Cell<Positions>);
+pub(crate) struct OwedLabels(Cell<MemberSet>);
 
 impl OwedLabels {
     /// Adds a member. Returns false if it was owed one before.
-    pub(crate) fn add(&self, position: Position) -> bool {
+    pub(crate) fn add(&self, member: MemberNo) -> bool {
         let owed = self.0.get();
-        self.0.set(owed.with(Positions::one(position)));
-        !owed.contains(position)
+        self.0.set(owed.with(MemberSet::one(member)));
+        !owed.contains(member)
     }
 
     /// A member took its label.
-    pub(crate) fn remove(&self, position: Position) {
-        self.0.set(self.0.get().without(Positions::one(position)));
+    pub(crate) fn remove(&self, member: MemberNo) {
+        self.0.set(self.0.get().without(MemberSet::one(member)));
     }
 
     /// The members.
-    pub(crate) fn all(&self) -> Positions {
+    pub(crate) fn all(&self) -> MemberSet {
         self.0.get()
     }
 }

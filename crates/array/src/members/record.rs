@@ -15,7 +15,7 @@ use crate::format::descriptor::Descriptor;
 use crate::format::label::Label;
 use crate::format::record::Entry;
 use crate::format::root::Root;
-use crate::place::{Position, Positions};
+use crate::place::{MemberNo, MemberSet};
 use futures_util::future::join_all;
 use penstock_base::Epoch;
 use penstock_base::rank::{RankedGuard, scoped};
@@ -29,7 +29,7 @@ const NOT_NAMED: &str = "no other drive takes the label that names the new one";
 /// A change that is recorded.
 pub(crate) struct Recorded {
     /// Members whose label could not be written.
-    pub(crate) failed: Vec<Position>,
+    pub(crate) failed: Vec<MemberNo>,
     /// So many labels name the change that one of them is left, whichever members may still be lost.
     is_known: bool,
 }
@@ -46,7 +46,7 @@ impl Reconfiguration<'_> {
     pub(crate) async fn record(
         &self,
         change: impl FnOnce(&mut Descriptor),
-    ) -> Result<Vec<Position>, ArrayError> {
+    ) -> Result<Vec<MemberNo>, ArrayError> {
         self.record_then(change, || ()).await.map(|recorded| recorded.failed)
     }
 
@@ -62,14 +62,14 @@ impl Reconfiguration<'_> {
         this.context.check_open()?;
         let mut next = this.desc.borrow().clone();
         change(&mut next);
-        let claim = this.claim.get();
+        let claim = this.claim();
         next.revision = next.revision.max(claim.revision) + 1;
         if next.epoch == claim.epoch {
             // Until a root of this opening is durable, drives with contents of the past are known by earlier
             // epochs.
             let as_they_are = match next.root_epoch == next.epoch {
-                true => Positions::NONE,
-                false => this.accepted.get().used(),
+                true => MemberSet::NONE,
+                false => this.accepted.borrow().used(),
             };
             let epoch = next.epoch;
             for at in this.written.get().without(as_they_are).iter() {
@@ -80,7 +80,7 @@ impl Reconfiguration<'_> {
             epoch: next.epoch,
             revision: next.revision,
             stale: next.stale(),
-            accepted: this.accepted.get(),
+            accepted: this.accepted.borrow().clone(),
             generations: Generations::of(&next.members),
             root_epoch: next.root_epoch,
         };
@@ -90,10 +90,10 @@ impl Reconfiguration<'_> {
         assert!(claimed.root_epoch >= claim.root_epoch, "a claim goes forwards");
         assert!(claimed.epoch >= claim.epoch && claimed.revision > claim.revision, "a claim goes forwards");
         this.ownership
-            .swap(this.context.id, claim, claimed)
+            .swap(this.context.id, claim, claimed.clone())
             .await
             .map_err(|error| this.claim_error(error))?;
-        this.claim.set(claimed);
+        *this.claim.borrow_mut() = claimed;
         *this.desc.borrow_mut() = next.clone();
         for (member, entry) in this.members.borrow_mut().iter_mut().zip(&next.members) {
             member.set_stale(entry.stale);
@@ -106,23 +106,24 @@ impl Reconfiguration<'_> {
     async fn write_labels(&self, recorded: &Descriptor) -> Recorded {
         let this = self.members;
         // All at the same time: a drive that hangs delays the record by its own deadline and not by the sum.
-        let mut waiting: Vec<Position> = this.context.geo.all_strips().iter().collect();
+        let mut waiting: Vec<MemberNo> = this.context.layout.all_members().iter().collect();
         let (mut failed, mut written) = (Vec::new(), 0);
         // Whichever members are lost from here on, one that is left has the record.
-        let enough = this.context.geo.m.saturating_sub(this.stale().len()) + 1;
+        let (losable, stale) = (this.context.layout.most_losable(this.context.geo.m), this.stale().len());
+        let enough = (losable.saturating_sub(stale) + 1).min(waiting.len() - stale.min(waiting.len() - 1));
         loop {
-            let writes = waiting.iter().map(|position| scoped(this.write_label(*position)));
+            let writes = waiting.iter().map(|member| scoped(this.write_label(*member)));
             let results = join_all(writes).await;
             let mut full = Vec::new();
-            for (position, result) in waiting.iter().copied().zip(results) {
+            for (member, result) in waiting.iter().copied().zip(results) {
                 match result {
-                    Ok(true) if !recorded.members[position.index()].stale => written += 1,
+                    Ok(true) if !recorded.members[member.index()].stale => written += 1,
                     Ok(_) => {}
                     // A full host is no fault of the drive.
-                    Err(DriveError::HostFull) => full.push(position),
+                    Err(DriveError::HostFull) => full.push(member),
                     Err(error) => {
-                        tracing::warn!(array = this.context.name, %position, %error, "label not written");
-                        failed.push(position);
+                        tracing::warn!(array = this.context.name, %member, %error, "label not written");
+                        failed.push(member);
                     }
                 }
             }
@@ -132,15 +133,15 @@ impl Reconfiguration<'_> {
                 break;
             }
         }
-        waiting.into_iter().for_each(|position| _ = this.owe_label(position));
+        waiting.into_iter().for_each(|member| _ = this.owe_label(member));
         this.context.resume();
         Recorded { failed, is_known: written >= enough }
     }
 
     /// Records members as stale, or once more what is recorded.
-    async fn record_stale(&self, lost: Positions) -> Result<Recorded, ArrayError> {
+    async fn record_stale(&self, lost: MemberSet) -> Result<Recorded, ArrayError> {
         // The drive may have been latched by another array of the store.
-        lost.iter().for_each(|position| self.members.note_latched(position));
+        lost.iter().for_each(|member| self.members.note_latched(member));
         if !lost.is_empty() {
             tracing::warn!(array = self.members.context.name, members = ?lost, "members recorded as stale");
         }
@@ -154,7 +155,7 @@ impl Reconfiguration<'_> {
     async fn record_until_known(
         &self,
         change: impl FnOnce(&mut Descriptor),
-    ) -> Result<Vec<Position>, ArrayError> {
+    ) -> Result<Vec<MemberNo>, ArrayError> {
         let (mut recorded, mut attempts) = (self.record_then(change, || ()).await?, 1);
         while !recorded.is_known {
             self.members.fail_labels(recorded.failed).await;
@@ -180,10 +181,10 @@ impl Members {
 
     fn claim_error(&self, error: ClaimError) -> ArrayError {
         match error {
-            ClaimError::Changed(found) if found.epoch > self.claim.get().epoch => ArrayError::Fenced {
+            ClaimError::Changed(found) if found.epoch > self.claim.borrow().epoch => ArrayError::Fenced {
                 array: self.context.id,
                 found: found.epoch.0,
-                mine: self.claim.get().epoch.0,
+                mine: self.claim.borrow().epoch.0,
             },
             other => self.unclaimed(&other),
         }
@@ -194,17 +195,18 @@ impl Members {
     }
 
     /// The claim on record, and the members that are stale by it or, where labels are newer, by them.
-    pub(crate) async fn recorded(&self) -> Result<(Claim, Positions), ArrayError> {
+    pub(crate) async fn recorded(&self) -> Result<(Claim, MemberSet), ArrayError> {
         let claim = self.ownership.current(self.context.id).await.map_err(|error| self.unclaimed(&error))?;
         let desc = self.desc.borrow();
         let valid = claim.generations.replaced().filter(|(at, _)| !claim.stale.contains(*at));
         for (at, generation) in valid {
             if desc.members.get(at.index()).is_some_and(|member| member.generation < generation) {
-                return Err(ArrayError::Replaced { name: self.context.name.clone(), position: at.index() });
+                return Err(ArrayError::Replaced { name: self.context.name.clone(), member: at.index() });
             }
         }
         let is_newest = claim.revision >= desc.revision;
-        Ok((claim, if is_newest { claim.stale } else { desc.stale() }))
+        let stale = if is_newest { claim.stale } else { desc.stale() };
+        Ok((claim, stale))
     }
 
     /// True if an opening wrote mends, and may not have made them durable.
@@ -222,12 +224,12 @@ impl Members {
     pub(crate) async fn take_over(
         &self,
         found: Claim,
-        stale: Positions,
+        stale: MemberSet,
         root: &Root,
         accepted: AcceptedLoss,
     ) -> Result<(), ArrayError> {
-        self.claim.set(found);
-        self.accepted.set(accepted);
+        self.claim.replace(found.clone());
+        self.accepted.replace(accepted);
         let absent = self.gone();
         let reconfiguration = self.reconfigure().await;
         let failed = reconfiguration
@@ -235,11 +237,11 @@ impl Members {
                 next.epoch = self.next_epoch(&found);
                 // No label that is here may name the epoch of the last root any more.
                 next.root_epoch = next.root_epoch.max(found.root_epoch);
-                for (at, member) in next.members.iter_mut().enumerate() {
-                    let position = Position::new(at);
-                    let is_stale = stale.contains(position);
-                    member.epoch = root.least_epoch(position, member, is_stale);
-                    member.stale = is_stale || absent.contains(position);
+                for (at, entry) in next.members.iter_mut().enumerate() {
+                    let member = MemberNo::new(at);
+                    let is_stale = stale.contains(member);
+                    entry.epoch = root.least_epoch(member, entry, is_stale);
+                    entry.stale = is_stale || absent.contains(member);
                 }
             })
             .await?;
@@ -260,34 +262,34 @@ impl Members {
 
     /// Writes a member's label with the descriptor as it is by now. Returns false if its drive is gone, or is
     /// another one by then.
-    pub(crate) async fn write_label(&self, position: Position) -> Result<bool, DriveError> {
-        let Some((slice, labelling)) = self.labelled(position) else { return Ok(false) };
+    pub(crate) async fn write_label(&self, member: MemberNo) -> Result<bool, DriveError> {
+        let Some((slice, labelling)) = self.labelled(member) else { return Ok(false) };
         let label = || {
             let desc = self.desc.borrow();
-            let is_still_there = desc.members[position.index()].drive == slice.drive().id();
-            is_still_there.then(|| Label::new(&desc, position))
+            let is_still_there = desc.members[member.index()].drive == slice.drive().id();
+            is_still_there.then(|| Label::new(&desc, member))
         };
         let is_written = labelling.write(&slice, label).await?;
         // The records about the member are about the slice that is in its place now.
-        let is_there = self.labelled(position).is_some_and(|(_, present)| Rc::ptr_eq(&present, &labelling));
+        let is_there = self.labelled(member).is_some_and(|(_, present)| Rc::ptr_eq(&present, &labelling));
         if !is_written || !is_there {
             return Ok(false);
         }
-        self.written.set(self.written.get().with(Positions::one(position)));
+        self.written.set(self.written.get().with(MemberSet::one(member)));
         Ok(true)
     }
 
     /// Writes a member's label, or owes it one while the host is full. Returns false if the drive
     /// refuses it.
-    async fn write_or_owe_label(&self, position: Position) -> bool {
-        match self.write_label(position).await {
-            Ok(true) => self.owed.remove(position),
-            Ok(false) if self.slice(position).is_none() => self.owed.remove(position),
+    async fn write_or_owe_label(&self, member: MemberNo) -> bool {
+        match self.write_label(member).await {
+            Ok(true) => self.owed.remove(member),
+            Ok(false) if self.slice(member).is_none() => self.owed.remove(member),
             // The replacement writes the label of the new slice itself.
             Ok(false) => {}
-            Err(DriveError::HostFull) => _ = self.owe_label(position),
+            Err(DriveError::HostFull) => _ = self.owe_label(member),
             Err(error) => {
-                tracing::warn!(array = self.context.name, %position, %error, "label not written");
+                tracing::warn!(array = self.context.name, %member, %error, "label not written");
                 return false;
             }
         }
@@ -296,8 +298,8 @@ impl Members {
 
     /// Has a member's label written as soon as that is possible. Returns false if that was wanted
     /// before.
-    pub(super) fn owe_label(&self, position: Position) -> bool {
-        let is_new = self.owed.add(position);
+    pub(super) fn owe_label(&self, member: MemberNo) -> bool {
+        let is_new = self.owed.add(member);
         if is_new {
             self.context.signals.carriers.notify_one();
         }
@@ -305,24 +307,24 @@ impl Members {
     }
 
     /// Members that did not take their label.
-    pub(crate) fn owed_labels(&self) -> Positions {
+    pub(crate) fn owed_labels(&self) -> MemberSet {
         self.owed.all()
     }
 
     /// Writes labels that are owed.
     pub(crate) async fn write_owed_labels(&self) -> Result<(), ArrayError> {
         let mut failed = Vec::new();
-        for position in self.owed.all().iter() {
-            if !self.write_or_owe_label(position).await {
-                failed.push(position);
+        for member in self.owed.all().iter() {
+            if !self.write_or_owe_label(member).await {
+                failed.push(member);
             }
         }
         self.fail_unwritten(failed).await
     }
 
     /// Takes the drive of a member out of service, for all arrays that use it. Returns when that is recorded.
-    pub(crate) async fn fail(&self, position: Position, why: &str) -> Result<(), ArrayError> {
-        if let Some(slice) = self.slice(position) {
+    pub(crate) async fn fail(&self, member: MemberNo, why: &str) -> Result<(), ArrayError> {
+        if let Some(slice) = self.slice(member) {
             self.roster.take_out(slice.drive(), why).map_err(ArrayError::Suspended)?;
         }
         self.record_lost().await
@@ -331,15 +333,10 @@ impl Members {
     /// A write or flush of a member failed that began in `life`. Returns when the member is recorded as
     /// stale; an error [`ArrayError::Suspended`] if no further member may be lost. A failure in an earlier
     /// life is no fault of the present one.
-    pub(crate) async fn fail_life(
-        &self,
-        position: Position,
-        life: Life,
-        why: &str,
-    ) -> Result<(), ArrayError> {
+    pub(crate) async fn fail_life(&self, member: MemberNo, life: Life, why: &str) -> Result<(), ArrayError> {
         self.context.check_open()?;
-        if let Some(slice) = self.slice(position)
-            && self.life(position) == life
+        if let Some(slice) = self.slice(member)
+            && self.life(member) == life
         {
             self.roster.failed(slice.drive(), why).await.map_err(ArrayError::Suspended)?;
         }
@@ -370,29 +367,29 @@ impl Members {
         }
     }
 
-    fn newly_lost(&self) -> Positions {
+    fn newly_lost(&self) -> MemberSet {
         self.select(super::Member::is_newly_lost)
     }
 
     /// Judges drives that did not take a label. A drive that may not be lost stays: the record that
     /// counts is made, and other drives carry a copy. Its own label is owed.
-    async fn fail_labels(&self, positions: Vec<Position>) {
+    async fn fail_labels(&self, positions: Vec<MemberNo>) {
         if self.context.is_closed() {
             return;
         }
-        let judge = async |position: Position| {
-            let slice = self.slice(position)?;
-            Some((position, self.roster.failed(slice.drive(), "label not written").await.err()?))
+        let judge = async |member: MemberNo| {
+            let slice = self.slice(member)?;
+            Some((member, self.roster.failed(slice.drive(), "label not written").await.err()?))
         };
-        for (position, why) in join_all(positions.into_iter().map(judge)).await.into_iter().flatten() {
-            if self.owe_label(position) {
-                tracing::error!(array = self.context.name, %position, why, "a label is out of date");
+        for (member, why) in join_all(positions.into_iter().map(judge)).await.into_iter().flatten() {
+            if self.owe_label(member) {
+                tracing::error!(array = self.context.name, %member, why, "a label is out of date");
             }
         }
     }
 
     /// Fails members that did not take a label.
-    pub(crate) async fn fail_unwritten(&self, positions: Vec<Position>) -> Result<(), ArrayError> {
+    pub(crate) async fn fail_unwritten(&self, positions: Vec<MemberNo>) -> Result<(), ArrayError> {
         if positions.is_empty() {
             return Ok(());
         }
@@ -401,47 +398,45 @@ impl Members {
     }
 
     /// Puts a blank slice in a member's place. Everything on it counts as stale until it is rebuilt.
-    pub(crate) async fn replace(&self, position: Position, slice: Slice) -> Result<(), ArrayError> {
+    pub(crate) async fn replace(&self, member: MemberNo, slice: Slice) -> Result<(), ArrayError> {
         // Before anything changes: a drive that takes no label takes no member's place.
         labels::clear_label(&slice).await.map_err(|error| {
             ArrayError::Invalid(format!("drive {} does not take its label: {error}", slice.drive().id()))
         })?;
-        if !self.stale().contains(position) {
-            self.fail(position, "replaced by an administrator").await?;
+        if !self.stale().contains(member) {
+            self.fail(member, "replaced by an administrator").await?;
         }
-        self.put(position, slice).await
+        self.put(member, slice).await
     }
 
     /// Takes a slice on which nothing counts as a member.
-    pub(crate) async fn put(&self, position: Position, slice: Slice) -> Result<(), ArrayError> {
+    pub(crate) async fn put(&self, member: MemberNo, slice: Slice) -> Result<(), ArrayError> {
         // Between the removal of one slice and the arrival of the next, no third one takes the place.
         let _one_at_a_time = self.replacement.lock().await;
         // No strip that is in flight to the old slice counts as written once the entry is queued.
-        self.members.borrow_mut()[position.index()].remove_slice();
-        self.queue.append(Entry::MemberReset { member: position }, Vec::new()).await?;
+        self.members.borrow_mut()[member.index()].remove_slice();
+        self.queue.append(Entry::MemberReset { member }, Vec::new()).await?;
         let reconfiguration = self.reconfigure().await;
         let change = |next: &mut Descriptor| {
             let epoch = next.epoch;
-            let member = &mut next.members[position.index()];
-            member.drive = slice.drive().id();
-            member.offset = slice.offset();
-            member.len = slice.len();
-            member.generation += 1;
-            member.stale = true;
+            let entry = &mut next.members[member.index()];
+            entry.drive = slice.drive().id();
+            entry.offset = slice.offset();
+            entry.len = slice.len();
+            entry.generation += 1;
+            entry.stale = true;
             // The drive that was in this place before lacks all that is rebuilt from here on, should it come
             // back. If the power is cut before the new slice has its own label, the slice is rebuilt
             // from nothing again.
-            member.epoch = epoch;
-            let mut accepted = self.accepted.get();
-            accepted.made_again(position);
-            self.accepted.set(accepted);
+            entry.epoch = epoch;
+            self.accepted.borrow_mut().made_again(member);
         };
         // A slice that a start might not find recorded is not used: its contents would be taken for the old
         // drive's.
         let mut failed = reconfiguration.record_until_known(change).await?;
-        self.members.borrow_mut()[position.index()].put_slice(slice);
-        if !self.write_or_owe_label(position).await {
-            failed.push(position);
+        self.members.borrow_mut()[member.index()].put_slice(slice);
+        if !self.write_or_owe_label(member).await {
+            failed.push(member);
         }
         drop(reconfiguration);
         // The record is in force from here on, whether or not the drive fails.
@@ -450,19 +445,19 @@ impl Members {
     }
 
     /// A member that was rebuilt in `life` counts again.
-    pub(crate) async fn activate(&self, position: Position, life: Life) -> Result<(), ArrayError> {
+    pub(crate) async fn activate(&self, member: MemberNo, life: Life) -> Result<(), ArrayError> {
         let reconfiguration = self.reconfigure().await;
-        if self.slice(position).is_none() || self.life(position) != life {
+        if self.slice(member).is_none() || self.life(member) != life {
             return Err(ArrayError::Invalid("the member went away".into()));
         }
-        tracing::info!(array = self.context.name, %position, "all strips of the member are valid again");
+        tracing::info!(array = self.context.name, %member, "all strips of the member are valid again");
         // Its replica of the log is from before it was stale: it leaves the carriers before it counts again.
         // These are two records, because a power cut may leave coordination ahead of labels, and only
         // those name carriers.
         let mut failed = Vec::new();
-        if self.desc.borrow().carriers().any(|carrier| carrier == position) {
+        if self.desc.borrow().carriers().any(|carrier| carrier == member) {
             let leave = |next: &mut Descriptor| {
-                next.carriers.retain(|carrier| *carrier != position.number());
+                next.carriers.retain(|carrier| *carrier != member.number());
                 next.carriers_epoch += 1;
             };
             let recorded = reconfiguration.record_then(leave, || ()).await?;
@@ -474,7 +469,7 @@ impl Members {
                 return Err(ArrayError::Suspended(why));
             }
         }
-        failed.extend(reconfiguration.record(|next| next.members[position.index()].stale = false).await?);
+        failed.extend(reconfiguration.record(|next| next.members[member.index()].stale = false).await?);
         drop(reconfiguration);
         self.changed();
         self.fail_unwritten(failed).await

@@ -153,8 +153,8 @@ impl Roster {
     fn latch(&self, drive: &Rc<DriveHandle>, why: &str) {
         drive.latch(why.to_owned());
         for array in self.open_arrays() {
-            let Some(position) = array.position_of(drive.id()) else { continue };
-            array.note_latched(position);
+            let Some(member) = array.member_on(drive.id()) else { continue };
+            array.note_latched(member);
             self.env.spawn(
                 "array lost",
                 Box::pin(async move {

@@ -22,7 +22,7 @@ use crate::format::root::Root;
 use crate::log::fold::Redo;
 use crate::members::ownership::{AcceptedLoss, Claim, Lacking};
 use crate::members::{FoundLabels, Members};
-use crate::place::{Position, Positions};
+use crate::place::{MemberNo, MemberSet, Position};
 use crate::stripes::Stripes;
 use crate::strips::{Erased, Part, Strips};
 use penstock_base::Stripe;
@@ -30,7 +30,7 @@ use penstock_drive::{Class, Io, Slice};
 use std::time::Duration;
 
 /// A member that is left out, with its slice.
-pub(super) type LeftOut = (Position, Slice);
+pub(super) type LeftOut = (MemberNo, Slice);
 
 /// Stripes that an opening reads to see whether they are lost in any case. If there are more it does not go
 /// on.
@@ -48,49 +48,51 @@ pub(super) fn leave_out_outdated(
     members: &Members,
     root: &Root,
     claim: &Claim,
-    stale: Positions,
+    stale: MemberSet,
     labels: &FoundLabels,
     lacking: Lacking,
 ) -> (Vec<LeftOut>, AcceptedLoss) {
-    let mut accepted = claim.accepted;
+    let mut accepted = claim.accepted.clone();
     if root.epoch >= claim.epoch {
         accepted.has_root(root.epoch);
     }
-    let (mut found, mut missing, mut used) = (Vec::new(), 0, Positions::NONE);
-    for position in context.geo.all_strips().iter() {
-        let is_stale = stale.contains(position);
-        let least = root.least_epoch(position, &members.descriptor().members[position.index()], is_stale);
-        let (mut is_missing, slice) = (is_stale, members.slice(position));
+    let (mut found, mut missing, mut used) = (Vec::new(), MemberSet::NONE, MemberSet::NONE);
+    for member in context.layout.all_members().iter() {
+        let is_stale = stale.contains(member);
+        let least = root.least_epoch(member, &members.descriptor().members[member.index()], is_stale);
+        let (mut is_missing, slice) = (is_stale, members.slice(member));
         if let Some(slice) = slice {
-            let may_be_old = |epoch| epoch < least || accepted.may_be_old(position, epoch);
-            if labels.unread.contains(position) {
+            let may_be_old = |epoch| epoch < least || accepted.may_be_old(member, epoch);
+            if labels.unread.contains(member) {
                 assert_eq!(lacking, Lacking::Accept, "else it is away");
-                used.insert(position);
+                used.insert(member);
                 is_missing = true;
-            } else if labels.epochs[position.index()].is_none_or(may_be_old) {
+            } else if labels.epochs[member.index()].is_none_or(may_be_old) {
                 tracing::warn!(
                     array = context.name,
-                    %position,
+                    %member,
                     drive = %slice.drive().id(),
                     path = slice.drive().path(),
                     "the drive is as it was before an earlier start of the array"
                 );
-                found.push((position, slice));
+                found.push((member, slice));
                 is_missing = true;
             } else {
                 // The right drive is back, or it was never away.
-                accepted.is_found(position, members.next_epoch(claim));
+                accepted.is_found(member, members.next_epoch(claim));
             }
         } else {
             is_missing = true;
         }
-        missing += usize::from(is_missing);
+        if is_missing {
+            missing.insert(member);
+        }
     }
-    if lacking == Lacking::Accept && missing > context.geo.m {
-        used = used.with(found.drain(..).map(|(position, _)| position).collect());
+    if lacking == Lacking::Accept && context.layout.most_lost(missing) > context.geo.m {
+        used = used.with(found.drain(..).map(|(member, _)| member).collect());
     }
     accepted.uses(used, members.next_epoch(claim));
-    found.iter().for_each(|(position, _)| members.leave_out(*position));
+    found.iter().for_each(|(member, _)| members.leave_out(*member));
     (found, accepted)
 }
 
@@ -112,12 +114,12 @@ pub(super) async fn check_loss(
         return Ok(());
     }
     let desc = members.descriptor();
-    let name = |position: Position| {
-        let how = match left_out.iter().find(|(at, _)| *at == position) {
+    let name = |member: MemberNo| {
+        let how = match left_out.iter().find(|(at, _)| *at == member) {
             Some((_, slice)) => format!("as it was in the past, at {}", slice.drive().path()),
             None => "not here".to_owned(),
         };
-        format!("drive {} ({how})", desc.members[position.index()].drive)
+        format!("drive {} ({how})", desc.members[member.index()].drive)
     };
     let which = gone.iter().map(name).collect::<Vec<_>>().join(", ");
     Err(ArrayError::WouldLose { name: context.name.clone(), stripes: lost, which })
@@ -128,7 +130,7 @@ async fn lost_anyway(
     context: &Context,
     stripes: &Stripes,
     strips: &Strips,
-    gone: Positions,
+    gone: MemberSet,
     redo: &Redo,
 ) -> u64 {
     let (mut lost, mut from, until) = (0, Stripe(0), context.env.now() + LONGEST_LOOK);
@@ -150,11 +152,12 @@ async fn may_be_read(
     stripes: &Stripes,
     strips: &Strips,
     stripe: Stripe,
-    gone: Positions,
+    gone: MemberSet,
 ) -> bool {
     let columns = 0..context.geo.strip_blocks;
     let valid = context.geo.all_strips().without(stripes.stale(stripe));
-    let (away, here): (Vec<Position>, Vec<Position>) = valid.iter().partition(|at| gone.contains(*at));
+    let lost = stripes.strips_on(stripe, gone);
+    let (away, here): (Vec<Position>, Vec<Position>) = valid.iter().partition(|at| lost.contains(*at));
     let parts = strips.read_parts(stripe, &here, &columns, IO).await;
     columns.into_iter().any(|column| {
         let may_be_right = |part: &&Result<Part, Erased>| match part {
@@ -172,9 +175,9 @@ pub(super) async fn take_back(
     members: &Members,
     left_out: Vec<LeftOut>,
 ) -> Result<(), ArrayError> {
-    for (position, slice) in left_out {
-        context.events.push(ArrayEvent::Outdated { position });
-        members.put(position, slice).await?;
+    for (member, slice) in left_out {
+        context.events.push(ArrayEvent::Outdated { member });
+        members.put(member, slice).await?;
     }
     Ok(())
 }

@@ -5,8 +5,9 @@ use futures_util::FutureExt;
 use penstock_base::{ArrayId, Id128, Version};
 
 fn queue() -> Rc<EntryQueue> {
-    let geometry = Geometry::fit(&CreateSpec::new("t", 4, 2), 1 << 30).unwrap();
-    EntryQueue::new(&Context::new(&test_env::env(), ArrayId(Id128::NIL), "t", geometry))
+    let spec = CreateSpec::new("t", 4, 2).unwrap();
+    let (geometry, layout) = (Geometry::fit(&spec, 1 << 30).unwrap(), Rc::new(spec.layout));
+    EntryQueue::new(&Context::new(&test_env::env(), ArrayId(Id128::NIL), "t", geometry, layout))
 }
 
 fn data(stripe: u64, blocks: usize) -> (Vec<Entry>, Vec<Buf>) {

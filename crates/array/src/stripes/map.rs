@@ -10,16 +10,23 @@
 
 use super::table::StripeTable;
 use crate::format::record::Entry;
-use crate::place::{Position, Positions};
+use crate::members::Life;
+use crate::moves::Moves;
+use crate::place::{MemberNo, Position, Positions};
 use penstock_base::{Stripe, Version};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// The member on which a strip landed, and its life then.
+pub(crate) type Landed = (MemberNo, Life);
 
 /// A stripe whose strips are written and whose record is not durable yet.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingFresh {
     pub(crate) version: Version,
-    /// By position, the life of the member under which its strip landed; none if it did not land.
-    pub(crate) lives: Vec<Option<u64>>,
+    /// By position, where and in which life its strip landed; none if it did not land.
+    pub(crate) landed: Vec<Option<Landed>>,
+    /// Strips that were written to spare places.
+    pub(crate) moves: Moves,
     /// Data entries of the stripe up to this order are void.
     pub(crate) upto: u64,
     /// Data entries that the strips contain: block and order.
@@ -28,16 +35,16 @@ pub(crate) struct PendingFresh {
 
 impl PendingFresh {
     /// The strips that are not on their members, which have these lives now.
-    fn stale(&self, lives: &[u64]) -> Positions {
-        assert_eq!(self.lives.len(), lives.len(), "a life for each strip");
-        let strips = self.lives.iter().zip(lives).enumerate();
-        strips.filter(|(_, (landed, now))| **landed != Some(**now)).map(|(at, _)| Position::new(at)).collect()
+    fn stale(&self, life_of: impl Fn(MemberNo) -> Life) -> Positions {
+        let is_there = |landed: &Option<Landed>| landed.is_some_and(|(member, life)| life_of(member) == life);
+        let strips = self.landed.iter().enumerate().filter(|(_, landed)| !is_there(landed));
+        strips.map(|(at, _)| Position::new(at)).collect()
     }
 
     /// The record that makes the stripe written, once its strips are flushed.
-    fn entry(&self, stripe: Stripe, lives: &[u64]) -> Entry {
-        let Self { version, upto, contained, .. } = self.clone();
-        Entry::Fresh { stripe, upto, version, stale: self.stale(lives), contained }
+    fn entry(&self, stripe: Stripe, life_of: impl Fn(MemberNo) -> Life) -> Entry {
+        let Self { version, moves, upto, contained, .. } = self.clone();
+        Entry::Fresh { stripe, upto, version, stale: self.stale(life_of), moves, contained }
     }
 }
 
@@ -69,11 +76,16 @@ impl StripeMap {
     }
 
     /// Strips that are not valid.
-    pub(crate) fn stale(&self, stripe: Stripe, lives: &[u64]) -> Positions {
+    pub(crate) fn stale(&self, stripe: Stripe, life_of: impl Fn(MemberNo) -> Life) -> Positions {
         match self.pending.get(&stripe) {
-            Some(pending) => pending.stale(lives),
+            Some(pending) => pending.stale(life_of),
             None => self.table.stale(stripe),
         }
+    }
+
+    /// Strips in spare places.
+    pub(crate) fn moves(&self, stripe: Stripe) -> Moves {
+        self.pending.get(&stripe).map_or_else(|| self.table.moves(stripe), |pending| pending.moves)
     }
 
     /// The version that a valid strip has.
@@ -108,14 +120,19 @@ impl StripeMap {
 
     /// The record of a pending stripe as its members stand now; none if the stripe is not pending under
     /// `version`.
-    pub(crate) fn pending_entry(&self, stripe: Stripe, version: Version, lives: &[u64]) -> Option<Entry> {
+    pub(crate) fn pending_entry(
+        &self,
+        stripe: Stripe,
+        version: Version,
+        life_of: impl Fn(MemberNo) -> Life,
+    ) -> Option<Entry> {
         let pending = self.pending.get(&stripe).filter(|pending| pending.version == version)?;
-        Some(pending.entry(stripe, lives))
+        Some(pending.entry(stripe, life_of))
     }
 
     /// True if a pending stripe lacks one of these strips.
-    pub(crate) fn pending_misses(&self, strips: Positions, lives: &[u64]) -> bool {
-        self.pending.values().any(|pending| pending.stale(lives).meets(strips))
+    pub(crate) fn pending_misses(&self, strips: Positions, life_of: impl Fn(MemberNo) -> Life) -> bool {
+        self.pending.values().any(|pending| pending.stale(&life_of).meets(strips))
     }
 
     /// Applies a durable record to the table. Returns the strips that it marks stale: nothing else looks at
@@ -123,16 +140,16 @@ impl StripeMap {
     ///
     /// # Panics
     /// For a data entry, which does not change the table.
-    pub(crate) fn apply(&mut self, entry: &Entry, lives: &[u64]) -> Positions {
+    pub(crate) fn apply(&mut self, entry: &Entry, life_of: impl Fn(MemberNo) -> Life) -> Positions {
         match entry {
             Entry::Data { .. } => unreachable!("data entries do not change the table"),
-            Entry::Fresh { stripe, version, stale, .. } => {
+            Entry::Fresh { stripe, version, stale, moves, .. } => {
                 // A member that failed while the record was on its way is in the pending entry and not in the
                 // record.
                 let pending = self.pending.remove(stripe);
-                let later = pending.map_or(Positions::NONE, |pending| pending.stale(lives));
+                let later = pending.map_or(Positions::NONE, |pending| pending.stale(life_of));
                 let stale = stale.with(later);
-                self.table.set_fresh(*stripe, *version, stale);
+                self.table.set_fresh(*stripe, *version, stale, *moves);
                 stale
             }
             Entry::Destage { stripe, stale, patches, .. } => {
@@ -149,15 +166,18 @@ impl StripeMap {
                 Positions::NONE
             }
             Entry::Versions { .. } => Positions::NONE,
-            Entry::Strips { stripe, set, clear, version } => {
+            Entry::Strips { stripe, set, clear, version, moves } => {
                 self.table.set_stale(*stripe, *set);
-                self.table.set_valid(*stripe, *clear, *version);
+                self.table.set_valid(*stripe, *clear, *version, *moves);
                 *set
             }
             Entry::MemberReset { member } => {
                 self.table.reset_member(*member);
                 // Strips of pending stripes were lost with the member too.
-                self.pending.values_mut().for_each(|pending| pending.lives[member.index()] = None);
+                let strips = self.pending.values_mut().flat_map(|pending| &mut pending.landed);
+                strips
+                    .filter(|landed| landed.is_some_and(|(on, _)| on == *member))
+                    .for_each(|strip| *strip = None);
                 Positions::NONE
             }
         }
@@ -188,16 +208,25 @@ impl StripeMap {
 mod tests {
     use super::*;
     use crate::geometry::{CreateSpec, Geometry};
+    use std::rc::Rc;
 
-    const LIVES: [u64; 6] = [1; 6];
-    const S: Stripe = Stripe(3);
+    /// A stripe whose strips are on the members with their numbers.
+    const S: Stripe = Stripe(6);
 
     fn map() -> StripeMap {
-        StripeMap::new(StripeTable::new(&Geometry::fit(&CreateSpec::new("t", 4, 2), 400 << 20).unwrap()))
+        let spec = CreateSpec::new("t", 4, 2).unwrap();
+        let geometry = Geometry::fit(&spec, 400 << 20).unwrap();
+        StripeMap::new(StripeTable::new(&geometry, &Rc::new(spec.layout)))
     }
 
     fn pending(version: u64, lives: [Option<u64>; 6]) -> PendingFresh {
-        PendingFresh { version: Version(version), lives: lives.to_vec(), upto: 0, contained: vec![] }
+        let landed = |(at, life): (usize, &Option<u64>)| life.map(|life| (MemberNo::new(at), life));
+        let landed = lives.iter().enumerate().map(landed).collect();
+        PendingFresh { version: Version(version), landed, moves: Moves::NONE, upto: 0, contained: vec![] }
+    }
+
+    fn first_lives(_: MemberNo) -> u64 {
+        1
     }
 
     fn set(numbers: &[usize]) -> Positions {
@@ -205,34 +234,34 @@ mod tests {
     }
 
     /// The answers of a map: unwritten, stale strips, version of the first strip.
-    fn state(map: &StripeMap, lives: &[u64]) -> (bool, Positions, u64) {
-        (map.is_unwritten(S), map.stale(S, lives), map.version(S, Position::new(0)).0)
+    fn state(map: &StripeMap) -> (bool, Positions, u64) {
+        (map.is_unwritten(S), map.stale(S, first_lives), map.version(S, Position::new(0)).0)
     }
 
     #[test]
     fn a_stripe_goes_from_unwritten_over_pending_to_written_and_back() {
         let mut map = map();
-        assert_eq!(state(&map, &LIVES), (true, Positions::NONE, 0));
+        assert_eq!(state(&map), (true, Positions::NONE, 0));
         map.add_pending(S, pending(9, [Some(1), None, Some(1), Some(1), Some(1), Some(1)]));
-        assert_eq!(state(&map, &LIVES), (false, set(&[1]), 9));
-        let entry = map.pending_entry(S, Version(9), &LIVES).unwrap();
-        assert!(map.pending_entry(S, Version(8), &LIVES).is_none());
-        assert_eq!(map.apply(&entry, &LIVES), set(&[1]));
-        assert_eq!(state(&map, &LIVES), (false, set(&[1]), 9));
-        map.apply(&Entry::Discard { stripe: Stripe(0), count: 5, upto: 1 }, &LIVES);
-        assert_eq!(state(&map, &LIVES), (true, Positions::NONE, 0));
+        assert_eq!(state(&map), (false, set(&[1]), 9));
+        let entry = map.pending_entry(S, Version(9), first_lives).unwrap();
+        assert!(map.pending_entry(S, Version(8), first_lives).is_none());
+        assert_eq!(map.apply(&entry, first_lives), set(&[1]));
+        assert_eq!(state(&map), (false, set(&[1]), 9));
+        map.apply(&Entry::Discard { stripe: Stripe(0), count: 9, upto: 1 }, first_lives);
+        assert_eq!(state(&map), (true, Positions::NONE, 0));
     }
 
     #[test]
     fn a_member_that_fails_while_the_record_is_on_its_way_lacks_the_strip() {
         let mut map = map();
         map.add_pending(S, pending(9, [Some(1); 6]));
-        let entry = map.pending_entry(S, Version(9), &LIVES).unwrap();
-        let later = [1, 1, 2, 1, 1, 1];
-        assert_eq!(map.stale(S, &later), set(&[2]));
-        assert!(map.pending_misses(set(&[2]), &later) && !map.pending_misses(set(&[1]), &later));
-        assert_eq!(map.apply(&entry, &later), set(&[2]));
-        assert_eq!(map.stale(S, &LIVES), set(&[2]), "a record outlives the lives of members");
+        let entry = map.pending_entry(S, Version(9), first_lives).unwrap();
+        let later = |member: MemberNo| if member.index() == 2 { 2 } else { 1 };
+        assert_eq!(map.stale(S, later), set(&[2]));
+        assert!(map.pending_misses(set(&[2]), later) && !map.pending_misses(set(&[1]), later));
+        assert_eq!(map.apply(&entry, later), set(&[2]));
+        assert_eq!(map.stale(S, first_lives), set(&[2]), "a record outlives the lives of members");
     }
 
     #[test]
@@ -244,14 +273,15 @@ mod tests {
                 upto: 0,
                 version: Version(1),
                 stale: set(&[]),
+                moves: Moves::NONE,
                 contained: vec![],
             },
-            &LIVES,
+            first_lives,
         );
         map.add_pending(S, pending(9, [Some(1); 6]));
-        map.apply(&Entry::MemberReset { member: Position::new(4) }, &LIVES);
-        assert_eq!((map.stale(Stripe(0), &LIVES), map.stale(S, &LIVES)), (set(&[4]), set(&[4])));
-        assert_eq!(map.stale(Stripe(1), &LIVES), Positions::NONE, "unwritten stripes lack nothing");
+        map.apply(&Entry::MemberReset { member: MemberNo::new(4) }, first_lives);
+        assert_eq!((map.stale(Stripe(0), first_lives), map.stale(S, first_lives)), (set(&[4]), set(&[4])));
+        assert_eq!(map.stale(Stripe(1), first_lives), Positions::NONE, "unwritten stripes lack nothing");
     }
 
     #[test]

@@ -1,22 +1,29 @@
-//! The stripe table in memory: for each stripe its stale strips and the version of every strip.
+//! The stripe table in memory: for each stripe its stale strips, those in spare places, and the version of
+//! every strip.
 //!
 //! It is kept by pages, as on the drives. A page without a written stripe takes no memory. A page whose
-//! stripes each have one version and no stale strip takes a word per stripe; any other page takes 1 + strips
-//! words per stripe.
+//! stripes each have one version, no stale strip and all strips at their own places takes a word per stripe;
+//! any other page takes 3 + strips words per stripe.
 //!
 //! Invariants:
 //! - a change is applied only when its log record is durable, so a page written by a checkpoint never claims
 //!   what the log could lose;
-//! - an unwritten stripe has no stale strip.
+//! - an unwritten stripe has no stale strip, and none that has moved;
+//! - the census counts every written stripe as it is in the table.
 
+use super::census::{Census, StripeState};
 use crate::format::root::page_mark;
+use crate::format::table_page::entry_words;
 use crate::geometry::Geometry;
-use crate::place::{Position, Positions};
+use crate::layout::Layout;
+use crate::moves::Moves;
+use crate::place::{MemberNo, MemberSet, Position, Positions};
 use penstock_base::num::to_usize;
 use penstock_base::{Stripe, Version};
 use penstock_raid::MAX_STRIPS;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// The entries of one page.
 enum Page {
@@ -24,15 +31,17 @@ enum Page {
     Unwritten,
     /// The version of all strips of each stripe, none of them stale; 0 where it is unwritten.
     Uniform(Box<[u64]>),
-    /// For each stripe the stale mask and the version of each strip.
+    /// For each stripe the words of its entry, as on the drives.
     Full(Box<[u64]>),
 }
 
-/// Longest entry: mask and versions.
-const ENTRY_WORDS: usize = 1 + MAX_STRIPS;
+const LONGEST_ENTRY: usize = entry_words(MAX_STRIPS);
+/// The words of an entry before its versions.
+const HEAD: usize = entry_words(0);
 
 /// The table of one array.
 pub(crate) struct StripeTable {
+    layout: Rc<Layout>,
     strips: usize,
     stripes: u64,
     stripes_per_page: u64,
@@ -42,21 +51,30 @@ pub(crate) struct StripeTable {
     places: Vec<(u8, u64)>,
     /// The XOR of the marks of all pages with these checkpoints.
     sum: u64,
-    written: u64,
-    /// The number of written stripes by their stale strips, where there are any. The sets follow from failed
-    /// drives, so they are few.
-    with_stale: BTreeMap<Positions, u64>,
+    census: Census,
 }
 
-/// True if no more than `most` strips are stale, and more are without those of the `absent` members.
-fn is_lost_without(stale: Positions, absent: Positions, most: usize) -> bool {
-    stale.len() <= most && stale.with(absent).len() > most
+/// True if no more than `most` strips of a stripe are stale, and more are without those of the `absent`
+/// members.
+fn is_lost_without(
+    layout: &Layout,
+    (stripe, state): (Stripe, StripeState),
+    absent: MemberSet,
+    most: usize,
+) -> bool {
+    let lacking = |(at, place): (usize, crate::layout::StripPlace)| {
+        state.stale.contains(Position::new(at)) || absent.contains(place.member)
+    };
+    state.stale.len() <= most
+        && state.stale.len() + absent.len() > most
+        && layout.places(stripe, state.moves).enumerate().filter(|one| lacking(*one)).count() > most
 }
 
 impl StripeTable {
-    pub(crate) fn new(geometry: &Geometry) -> Self {
+    pub(crate) fn new(geometry: &Geometry, layout: &Rc<Layout>) -> Self {
         let strips = geometry.strips();
         Self {
+            layout: layout.clone(),
             strips,
             stripes: geometry.stripes,
             stripes_per_page: geometry.stripes_per_page(),
@@ -64,8 +82,7 @@ impl StripeTable {
             dirty_pages: BTreeSet::new(),
             places: vec![(0, 0); to_usize(geometry.pages())],
             sum: (0..geometry.pages()).fold(0, |sum, page| sum ^ page_mark(page, 0)),
-            written: 0,
-            with_stale: BTreeMap::new(),
+            census: Census::new(layout),
         }
     }
 
@@ -77,7 +94,7 @@ impl StripeTable {
 
     /// The words of the entry at an index of a full page.
     fn words_of(&self, at: usize) -> Range<usize> {
-        at * (1 + self.strips)..(at + 1) * (1 + self.strips)
+        at * entry_words(self.strips)..(at + 1) * entry_words(self.strips)
     }
 
     /// The number of stripes of a page: the last page may have fewer than others.
@@ -95,16 +112,25 @@ impl StripeTable {
         match &self.pages[page] {
             Page::Unwritten => false,
             Page::Uniform(versions) => versions[at] != 0,
-            Page::Full(words) => words[self.words_of(at)][1..].iter().any(|version| *version != 0),
+            Page::Full(words) => words[self.words_of(at)][HEAD..].iter().any(|version| *version != 0),
         }
     }
 
     /// Strips recorded as stale; none of an unwritten stripe.
     pub(crate) fn stale(&self, stripe: Stripe) -> Positions {
+        self.state(stripe).stale
+    }
+
+    /// Strips in spare places; none of an unwritten stripe.
+    pub(crate) fn moves(&self, stripe: Stripe) -> Moves {
+        self.state(stripe).moves
+    }
+
+    fn state(&self, stripe: Stripe) -> StripeState {
         let (page, at) = self.place_of(stripe);
         match &self.pages[page] {
-            Page::Unwritten | Page::Uniform(_) => Positions::NONE,
-            Page::Full(words) => Positions::from_bits(words[self.words_of(at)][0]),
+            Page::Unwritten | Page::Uniform(_) => StripeState::default(),
+            Page::Full(words) => StripeState::of(&words[self.words_of(at)]),
         }
     }
 
@@ -114,18 +140,18 @@ impl StripeTable {
         Version(match &self.pages[page] {
             Page::Unwritten => 0,
             Page::Uniform(versions) => versions[at],
-            Page::Full(words) => words[self.words_of(at)][1 + position.index()],
+            Page::Full(words) => words[self.words_of(at)][HEAD + position.index()],
         })
     }
 
     /// Copies a stripe's entry out.
-    fn entry(&self, stripe: Stripe) -> [u64; ENTRY_WORDS] {
-        let mut entry = [0; ENTRY_WORDS];
+    fn entry(&self, stripe: Stripe) -> [u64; LONGEST_ENTRY] {
+        let (mut entry, len) = ([0; LONGEST_ENTRY], entry_words(self.strips));
         let (page, at) = self.place_of(stripe);
         match &self.pages[page] {
             Page::Unwritten => {}
-            Page::Uniform(versions) => entry[1..=self.strips].fill(versions[at]),
-            Page::Full(words) => entry[..=self.strips].copy_from_slice(&words[self.words_of(at)]),
+            Page::Uniform(versions) => entry[HEAD..len].fill(versions[at]),
+            Page::Full(words) => entry[..len].copy_from_slice(&words[self.words_of(at)]),
         }
         entry
     }
@@ -133,7 +159,8 @@ impl StripeTable {
     /// Puts an entry in, in the smallest form that its page can have with it.
     fn put_entry(&mut self, stripe: Stripe, entry: &[u64]) {
         let (page, at) = self.place_of(stripe);
-        let uniform = entry[0] == 0 && entry[1..].iter().all(|version| *version == entry[1]);
+        let uniform =
+            entry[..HEAD] == [0; HEAD] && entry[HEAD..].iter().all(|version| *version == entry[HEAD]);
         if let Page::Unwritten = self.pages[page]
             && uniform
         {
@@ -145,76 +172,75 @@ impl StripeTable {
         let range = self.words_of(at);
         match &mut self.pages[page] {
             Page::Unwritten => unreachable!("it was given words above"),
-            Page::Uniform(versions) => versions[at] = entry[1],
+            Page::Uniform(versions) => versions[at] = entry[HEAD],
             Page::Full(words) => words[range].copy_from_slice(entry),
         }
     }
 
-    /// The number of written stripes, and of those among them with a stale strip.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.written, self.with_stale.values().sum())
+    /// Counts of the written stripes.
+    pub(crate) fn census(&self) -> &Census {
+        &self.census
     }
 
-    /// The most strips that any written stripe lacks without those of the `absent` members.
-    pub(crate) fn worst(&self, absent: Positions) -> usize {
-        let healthy = self.written > self.counts().1;
-        let without_stale = healthy.then_some(Positions::NONE);
-        let sets = self.with_stale.keys().copied().chain(without_stale);
-        sets.map(|stale| stale.with(absent).len()).max().unwrap_or(0)
+    /// Counts strips on these members as lacking from now on.
+    pub(crate) fn set_absent(&mut self, absent: MemberSet) {
+        if self.census.absent() == absent {
+            return;
+        }
+        let mut census = Census::new(&self.layout);
+        census.set_absent(absent);
+        for stripe in self.written_from(Stripe(0)) {
+            census.add(&self.layout, stripe, self.state(stripe));
+        }
+        assert_eq!(census.written(), self.census.written(), "the same stripes are counted again");
+        self.census = census;
     }
 
     /// The first stripe at or after `from` that [`Self::lost_without`] counts.
-    pub(crate) fn find_lost_without(&self, from: Stripe, absent: Positions, most: usize) -> Option<Stripe> {
-        self.find_written(from, |stale| is_lost_without(stale, absent, most))
+    pub(crate) fn find_lost_without(&self, from: Stripe, absent: MemberSet, most: usize) -> Option<Stripe> {
+        self.find_written(from, |stripe, state| is_lost_without(&self.layout, (stripe, state), absent, most))
     }
 
     /// The number of stripes with at most `most` stale strips that lack more without those of the `absent`
     /// members.
-    pub(crate) fn lost_without(&self, absent: Positions, most: usize) -> u64 {
-        let (written, with_stale) = self.counts();
-        let sets = self.with_stale.iter().map(|(stale, count)| (*stale, *count));
-        let all = sets.chain([(Positions::NONE, written - with_stale)]);
-        all.filter(|(stale, _)| is_lost_without(*stale, absent, most)).map(|(_, count)| count).sum()
+    pub(crate) fn lost_without(&self, absent: MemberSet, most: usize) -> u64 {
+        let is_lost =
+            |stripe: &Stripe| is_lost_without(&self.layout, (*stripe, self.state(*stripe)), absent, most);
+        match absent.len() + self.census.most_stale() > most {
+            true => self.written_from(Stripe(0)).filter(is_lost).count() as u64,
+            // Every stripe has at most one strip on a member.
+            false => 0,
+        }
     }
 
     fn change(&mut self, stripe: Stripe, change: impl FnOnce(&mut [u64])) {
-        let (was_written, was_stale) = (self.is_written(stripe), self.stale(stripe));
-        let mut entry = self.entry(stripe);
-        change(&mut entry[..=self.strips]);
-        self.put_entry(stripe, &entry[..=self.strips]);
-        let (is_written, is_stale) = (self.is_written(stripe), self.stale(stripe));
-        assert!(is_written || is_stale.is_empty(), "stripe {stripe} has stale strips and holds nothing");
-        self.written = self.written + u64::from(is_written) - u64::from(was_written);
-        if was_stale != is_stale {
-            self.count_set(was_stale, false);
-            self.count_set(is_stale, true);
-        }
+        let (was_written, before) = (self.is_written(stripe), self.state(stripe));
+        let (mut entry, len) = (self.entry(stripe), entry_words(self.strips));
+        change(&mut entry[..len]);
+        self.put_entry(stripe, &entry[..len]);
+        let (is_written, after) = (self.is_written(stripe), self.state(stripe));
         assert!(
-            self.counts().1 <= self.written,
-            "{:?} stripes with stale strips of those written",
-            self.counts()
+            is_written || after == StripeState::default(),
+            "stripe {stripe} has stale or moved strips and holds nothing"
         );
+        if (was_written, before) != (is_written, after) {
+            if was_written {
+                self.census.remove(&self.layout, stripe, before);
+            }
+            if is_written {
+                self.census.add(&self.layout, stripe, after);
+            }
+        }
         self.dirty_pages.insert(stripe.0 / self.stripes_per_page);
     }
 
-    fn count_set(&mut self, stale: Positions, more: bool) {
-        if stale.is_empty() {
-            return;
-        }
-        let count = self.with_stale.entry(stale).or_default();
-        assert!(more || *count > 0, "a stripe leaves a set that has none");
-        *count = if more { *count + 1 } else { *count - 1 };
-        if *count == 0 {
-            self.with_stale.remove(&stale);
-        }
-    }
-
-    /// All strips of an unwritten stripe were written under one version, but for the stale ones.
-    pub(crate) fn set_fresh(&mut self, stripe: Stripe, version: Version, stale: Positions) {
+    /// All strips of an unwritten stripe were written under one version, but for the stale ones, and to these
+    /// places.
+    pub(crate) fn set_fresh(&mut self, stripe: Stripe, version: Version, stale: Positions, moves: Moves) {
         assert!(version.0 != 0, "version 0 is never given");
         self.change(stripe, |entry| {
-            entry[0] = stale.bits();
-            entry[1..].fill(version.0);
+            StripeState { stale, moves }.put(entry);
+            entry[HEAD..].fill(version.0);
         });
     }
 
@@ -227,7 +253,7 @@ impl StripeTable {
     ) {
         self.change(stripe, |entry| {
             entry[0] |= stale.bits();
-            versions.iter().for_each(|(position, version)| entry[1 + position.index()] = version.0);
+            versions.iter().for_each(|(position, version)| entry[HEAD + position.index()] = version.0);
         });
     }
 
@@ -242,32 +268,47 @@ impl StripeTable {
         }
     }
 
-    /// Marks strips of a written stripe as valid under a new version.
-    pub(crate) fn set_valid(&mut self, stripe: Stripe, clear: Positions, version: Version) {
-        if self.is_written(stripe) {
-            self.change(stripe, |entry| {
-                entry[0] &= !clear.bits();
-                clear.iter().for_each(|position| entry[1 + position.index()] = version.0);
-            });
+    /// Marks strips of a written stripe as valid under a new version, at the places that `moves` names for
+    /// them: their own ones where it names none.
+    pub(crate) fn set_valid(&mut self, stripe: Stripe, clear: Positions, version: Version, moves: Moves) {
+        if !self.is_written(stripe) {
+            return;
+        }
+        assert!(version.0 != 0 || clear.is_empty(), "version 0 is never given");
+        self.change(stripe, |entry| {
+            let before = StripeState::of(entry);
+            let moves = clear.iter().fold(before.moves, |all, at| all.with(at, moves.spare_of(at)));
+            StripeState { stale: before.stale.without(clear), moves }.put(entry);
+            clear.iter().for_each(|position| entry[HEAD + position.index()] = version.0);
+        });
+    }
+
+    /// Marks the strips on a member stale in every written stripe.
+    pub(crate) fn reset_member(&mut self, member: MemberNo) {
+        for stripe in
+            Stripe(0).run(self.stripes).filter(|stripe| self.is_written(*stripe)).collect::<Vec<_>>()
+        {
+            let places = self.layout.places(stripe, self.moves(stripe)).enumerate();
+            let lost: Positions =
+                places.filter(|(_, place)| place.member == member).map(|(at, _)| Position::new(at)).collect();
+            if !lost.is_empty() {
+                self.set_stale(stripe, lost);
+            }
         }
     }
 
-    /// Marks the strip of `position` stale in every written stripe.
-    pub(crate) fn reset_member(&mut self, position: Position) {
-        for stripe in Stripe(0).run(self.stripes) {
-            self.set_stale(stripe, Positions::one(position));
-        }
+    /// Written stripes from `from` on.
+    fn written_from(&self, from: Stripe) -> impl Iterator<Item = Stripe> {
+        from.run(self.stripes.saturating_sub(from.0)).filter(|stripe| self.is_written(*stripe))
     }
 
-    /// The first written stripe at or after `from` for whose stale strips `wanted` holds.
-    pub(crate) fn find_written(&self, from: Stripe, wanted: impl Fn(Positions) -> bool) -> Option<Stripe> {
-        let mut stripes = from.run(self.stripes.saturating_sub(from.0));
-        stripes.find(|stripe| self.is_written(*stripe) && wanted(self.stale(*stripe)))
-    }
-
-    /// The number of written stripes of which one of these strips is stale.
-    pub(crate) fn count_stale(&self, strips: Positions) -> u64 {
-        self.with_stale.iter().filter(|(stale, _)| stale.meets(strips)).map(|(_, count)| count).sum()
+    /// The first written stripe at or after `from` for which `wanted` holds.
+    pub(crate) fn find_written(
+        &self,
+        from: Stripe,
+        wanted: impl Fn(Stripe, StripeState) -> bool,
+    ) -> Option<Stripe> {
+        self.written_from(from).find(|stripe| wanted(*stripe, self.state(*stripe)))
     }
 
     /// Takes the pages that changed since the last call.
@@ -286,22 +327,30 @@ impl StripeTable {
 
     pub(crate) fn page_words(&self, page: u64) -> Vec<u64> {
         self.stripes_of(page)
-            .flat_map(|stripe| self.entry(stripe).into_iter().take(1 + self.strips))
+            .flat_map(|stripe| self.entry(stripe).into_iter().take(entry_words(self.strips)))
             .collect()
     }
 
-    /// Fills a page from a checkpoint. Returns false, and changes nothing, if its length is wrong.
+    /// Fills a page from a checkpoint. Returns false, and changes nothing, if its length is wrong, or an
+    /// entry names a spare place that there is not.
     pub(crate) fn load_page(&mut self, page: u64, place: u8, checkpoint: u64, words: &[u64]) -> bool {
-        if words.len() as u64 != self.stripes_in(page) * (1 + self.strips as u64) {
+        let len = entry_words(self.strips);
+        let has_places = |entry: &[u64]| {
+            let state = StripeState::of(entry);
+            state.moves.iter().all(|(_, spare)| spare < self.layout.spares())
+        };
+        if words.len() as u64 != self.stripes_in(page) * len as u64
+            || !words.chunks_exact(len).all(has_places)
+        {
             return false;
         }
-        for (stripe, entry) in self.stripes_of(page).zip(words.chunks_exact(1 + self.strips)) {
+        for (stripe, entry) in self.stripes_of(page).zip(words.chunks_exact(len)) {
             // Most of a large table is unwritten.
             if entry.iter().any(|word| *word != 0) || self.is_written(stripe) {
                 self.change(stripe, |target| {
                     target.copy_from_slice(entry);
-                    if target[1..].iter().all(|version| *version == 0) {
-                        target[0] = 0;
+                    if target[HEAD..].iter().all(|version| *version == 0) {
+                        target.fill(0);
                     }
                 });
             }
@@ -344,35 +393,54 @@ impl StripeTable {
 mod tests {
     use super::*;
     use crate::geometry::CreateSpec;
+    use penstock_layout::Shape;
 
     const SECOND: Positions = Positions::from_bits(0b10);
+    const WORDS: usize = 3 + 6;
+
+    fn spread() -> (Geometry, Rc<Layout>) {
+        let shape = Shape { members: 9, strips: 6, redundancy: 2, spares: 2, domains: 9 };
+        let bases = [vec![0, 1, 2, 3, 4, 5, 6, 7, 8], vec![4, 1, 8, 3, 0, 7, 6, 5, 2]];
+        let layout = Layout::declustered(shape, &bases).unwrap();
+        let spec = CreateSpec { layout: layout.clone(), ..CreateSpec::new("test", 4, 2).unwrap() };
+        (Geometry::fit(&spec, 300 << 20).unwrap(), Rc::new(layout))
+    }
+
+    /// Numbers below a bound.
+    fn random() -> impl FnMut(u64) -> u64 {
+        let mut state = 11u64;
+        move |bound: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % bound
+        }
+    }
+
+    fn is_written(entry: &[u64]) -> bool {
+        entry[HEAD..].iter().any(|version| *version != 0)
+    }
 
     /// Random changes, each compared with a plain list of entries.
     #[test]
     fn every_form_of_a_page_gives_the_same_entries() {
-        let geometry = Geometry::fit(&CreateSpec::new("test", 4, 2), 400 << 20).unwrap();
+        let (geometry, layout) = spread();
         let (stripes, per_page) = (geometry.stripes, geometry.stripes_per_page());
         assert!(stripes > 2 * per_page && !stripes.is_multiple_of(per_page));
-        let mut state = 11u64;
-        let mut below = |bound: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % bound
-        };
-        let mut table = StripeTable::new(&geometry);
-        let mut plain = vec![[0u64; 7]; stripes as usize];
-        for round in 1..4000u64 {
+        let mut below = random();
+        let mut table = StripeTable::new(&geometry, &layout);
+        let mut plain = vec![[0u64; WORDS]; stripes as usize];
+        for round in 1..6000u64 {
             let number = below(stripes);
             let stripe = Stripe(number);
             let entry = &mut plain[number as usize];
-            let written = entry[1..].iter().any(|version| *version != 0);
+            let written = is_written(entry);
             match below(10) {
                 0..4 => {
-                    table.set_fresh(stripe, Version(round), Positions::NONE);
-                    *entry = [0, round, round, round, round, round, round];
+                    table.set_fresh(stripe, Version(round), Positions::NONE, Moves::NONE);
+                    *entry = [0, 0, 0, round, round, round, round, round, round];
                 }
                 4 => {
                     table.set_unwritten(stripe);
-                    *entry = [0; 7];
+                    *entry = [0; WORDS];
                 }
                 5 if round > 2000 => {
                     table.set_stale(stripe, SECOND);
@@ -380,16 +448,33 @@ mod tests {
                 }
                 6 if round > 2000 && written => {
                     table.set_versions(stripe, Positions::NONE, &[(Position::new(3), Version(round))]);
-                    entry[4] = round;
+                    entry[HEAD + 3] = round;
                 }
                 7 if written => {
-                    table.set_valid(stripe, SECOND, Version(round));
-                    (entry[0], entry[2]) = (entry[0] & !0b10, round);
+                    let spare = Some(below(2) as usize).filter(|_| round > 2000 && below(2) == 0);
+                    let moves = Moves::NONE.with(Position::new(1), spare);
+                    table.set_valid(stripe, SECOND, Version(round), moves);
+                    (entry[0], entry[HEAD + 1]) = (entry[0] & !0b10, round);
+                    entry[1..3].copy_from_slice(&moves.words());
+                }
+                8 if round % 97 == 0 => {
+                    let member = MemberNo::new(below(9) as usize);
+                    for (number, entry) in
+                        plain.iter_mut().enumerate().filter(|(_, entry)| is_written(*entry))
+                    {
+                        let places = layout.places(Stripe(number as u64), StripeState::of(entry).moves);
+                        let on = places.enumerate().filter(|(_, place)| place.member == member);
+                        on.for_each(|(at, _)| entry[0] |= 1 << at);
+                    }
+                    table.reset_member(member);
                 }
                 _ => {}
             }
             if round % 500 == 0 {
-                let mut loaded = StripeTable::new(&geometry);
+                let gone: MemberSet = (0..below(3)).map(|_| MemberNo::new(below(9) as usize)).collect();
+                table.set_absent(gone);
+                let mut loaded = StripeTable::new(&geometry, &layout);
+                loaded.set_absent(gone);
                 for page in 0..geometry.pages() {
                     let words = table.page_words(page);
                     let of_page = plain.chunks(per_page as usize).nth(page as usize).unwrap();
@@ -399,18 +484,61 @@ mod tests {
                 }
                 assert!(!loaded.has_dirty());
                 for table in [&table, &loaded] {
-                    for (stripe, entry) in Stripe(0).run(stripes).zip(&plain) {
-                        assert_eq!(table.is_written(stripe), entry[1..].iter().any(|version| *version != 0));
-                        assert_eq!(table.stale(stripe).bits(), entry[0]);
-                        let versions =
-                            (0..6).map(|position| table.version(stripe, Position::new(position)).0);
-                        assert!(versions.eq(entry[1..].iter().copied()));
-                    }
-                    let stale = plain.iter().filter(|entry| entry[0] != 0).count() as u64;
-                    let written = plain.iter().filter(|entry| entry[1..].iter().any(|version| *version != 0));
-                    assert_eq!(table.counts(), (written.count() as u64, stale));
+                    check(table, &plain, gone);
                 }
             }
         }
+    }
+
+    /// Compares a table with a plain list of its entries.
+    fn check(table: &StripeTable, plain: &[[u64; WORDS]], gone: MemberSet) {
+        let (mut on, mut by_lacking) = (vec![(0, 0, 0); 9], [0u64; 7]);
+        for (number, entry) in plain.iter().enumerate() {
+            let stripe = Stripe(number as u64);
+            assert_eq!(table.is_written(stripe), is_written(entry));
+            assert_eq!(
+                (table.stale(stripe).bits(), table.moves(stripe).words()),
+                (entry[0], [entry[1], entry[2]])
+            );
+            let versions = (0..6).map(|position| table.version(stripe, Position::new(position)).0);
+            assert!(versions.eq(entry[HEAD..].iter().copied()));
+            if !is_written(entry) {
+                continue;
+            }
+            let mut lacking = 0;
+            for (at, place) in table.layout.places(stripe, table.moves(stripe)).enumerate() {
+                let is_stale = entry[0] & 1 << at != 0;
+                let count = &mut on[place.member.index()];
+                (count.0, count.1) = (count.0 + 1, count.1 + u64::from(is_stale));
+                lacking += usize::from(is_stale || gone.contains(place.member));
+            }
+            by_lacking[lacking] += 1;
+            for at in table.moves(stripe).moved().iter() {
+                on[table.layout.own_place(stripe, at).member.index()].2 += 1;
+            }
+        }
+        let census = table.census();
+        let written: u64 = by_lacking.iter().sum();
+        assert_eq!((census.written(), census.lacking()), (written, written - by_lacking[0]));
+        assert_eq!(census.worst(), by_lacking.iter().rposition(|count| *count > 0).unwrap());
+        assert!((0..7).all(|lacking| census.lacking_exactly(lacking) == by_lacking[lacking]));
+        for (member, expected) in on.into_iter().enumerate() {
+            let found = census.on(MemberNo::new(member));
+            assert_eq!((found.strips, found.stale, found.moved_away), expected);
+        }
+        let stale = |entry: &[u64; WORDS]| entry[0].count_ones() as usize;
+        assert_eq!(census.most_stale(), plain.iter().map(stale).max().unwrap());
+    }
+
+    #[test]
+    fn a_page_that_names_a_spare_place_that_there_is_not_is_refused() {
+        let (geometry, layout) = spread();
+        let mut table = StripeTable::new(&geometry, &layout);
+        let mut words = table.page_words(0);
+        words[..3].copy_from_slice(&[0, 1, 2]);
+        words[HEAD..WORDS].fill(5);
+        assert!(!table.load_page(0, 0, 1, &words));
+        words[2] = 1;
+        assert!(table.load_page(0, 0, 1, &words));
     }
 }

@@ -3,6 +3,7 @@
 use super::part::bytes_of;
 use super::{Erased, Found, Part, Strips};
 use crate::format::trailer::Trailer;
+use crate::layout::StripPlace;
 use crate::place::{Position, Positions};
 use futures_util::future::{join, join_all};
 use penstock_base::{BLOCK_BYTES, Stripe, Version};
@@ -22,7 +23,7 @@ impl Strips {
 
     async fn read_trailer(
         &self,
-        slice: &Slice,
+        (slice, row): (&Slice, u64),
         stripe: Stripe,
         position: Position,
         io: Io,
@@ -31,7 +32,7 @@ impl Strips {
         if let Some(crcs) = self.trailers.borrow().get(stripe, position, version) {
             return Ok(crcs);
         }
-        let at = self.context.geo.trailer_at(stripe);
+        let at = self.context.geo.trailer_at(row);
         let block = slice.read(at, BLOCK_BYTES, io).await.map_err(|_| Erased::Unreachable)?;
         match Trailer::decode(&block) {
             Ok(trailer) if self.is_trailer_of(&trailer, stripe, position, version) => {
@@ -48,8 +49,9 @@ impl Strips {
         if self.stripes.stale(stripe).contains(position) {
             return None;
         }
-        let slice = self.members.slice(position)?;
-        self.read_trailer(&slice, stripe, position, io).await.ok().map(|crcs| crcs.to_vec())
+        let place = self.stripes.place(stripe, position);
+        let slice = self.members.slice(place.member)?;
+        self.read_trailer((&slice, place.row), stripe, position, io).await.ok().map(|crcs| crcs.to_vec())
     }
 
     /// Columns of a strip as they are on the drive, with the checksums of its trailer.
@@ -60,10 +62,11 @@ impl Strips {
         columns: &Range<u32>,
         io: Io,
     ) -> Result<Part, Erased> {
-        let Some(slice) = self.members.slice(position) else { return Err(Erased::Unreachable) };
-        let at = self.context.geo.block_at(stripe, columns.start);
+        let place = self.stripes.place(stripe, position);
+        let Some(slice) = self.members.slice(place.member) else { return Err(Erased::Unreachable) };
+        let at = self.context.geo.block_at(place.row, columns.start);
         let data = slice.read(at, bytes_of(columns), io);
-        let trailer = self.read_trailer(&slice, stripe, position, io);
+        let trailer = self.read_trailer((&slice, place.row), stripe, position, io);
         let (data, crcs) = join(data, trailer).await;
         let crcs = crcs?;
         let data = data.map_err(|_| Erased::Unreachable)?;
@@ -133,24 +136,24 @@ impl Strips {
         };
         self.forget_trailer(stripe, position);
         self.context.count(|counts| counts.checksum_errors += bad);
-        self.members.count_checksum_errors(position, bad);
+        self.members.count_checksum_errors(self.stripes.member(stripe, position), bad);
         tracing::warn!(array = self.context.name, %stripe, %position, "contents are not what was written");
         self.stripes.want_repair(stripe);
     }
 
-    /// True if a full strip on the drive is this part, in this version. Nothing is taken from a cache.
+    /// True if a full strip at a place is this part, in this version. Nothing is taken from a cache.
     pub(crate) async fn reads_back(
         &self,
-        stripe: Stripe,
-        position: Position,
+        (stripe, position): (Stripe, Position),
+        place: StripPlace,
         version: Version,
         part: &Part,
         io: Io,
     ) -> bool {
-        let Some(slice) = self.members.slice(position) else { return false };
+        let Some(slice) = self.members.slice(place.member) else { return false };
         let geo = &self.context.geo;
-        let data = slice.read(geo.strip_at(stripe), geo.strip_bytes(), io);
-        let trailer = slice.read(geo.trailer_at(stripe), BLOCK_BYTES, io);
+        let data = slice.read(geo.strip_at(place.row), geo.strip_bytes(), io);
+        let trailer = slice.read(geo.trailer_at(place.row), BLOCK_BYTES, io);
         let (Ok(data), Ok(trailer)) = join(data, trailer).await else { return false };
         let is_data = Part { data, crcs: part.crcs.clone() }.prove().is_ok();
         let is_trailer = Trailer::decode(&trailer).is_ok_and(|found| {

@@ -5,9 +5,12 @@ use super::{Part, Strips};
 use crate::error::ArrayError;
 use crate::format::record::StripPatch;
 use crate::format::trailer::Trailer;
-use crate::members::{Life, WhenSuspended};
+use crate::layout::StripPlace;
+use crate::members::{Life, StripOf, WhenSuspended};
+use crate::moves::Moves;
 use crate::place::{Position, Positions};
 use crate::site::Site;
+use crate::stripes::map::Landed;
 use futures_util::future::{join, join_all};
 use penstock_base::rank::scoped;
 use penstock_base::{Buf, BufMut, Stripe, Version, crc32c_blocks};
@@ -86,8 +89,8 @@ impl Strips {
         parts.collect()
     }
 
-    /// Writes a full strip and its trailer. Returns the life of the member in which both landed; none if it
-    /// missed them.
+    /// Writes a full strip and its trailer to its place. Returns the life of the member in which both landed;
+    /// none if it missed them.
     pub(crate) async fn write_strip(
         &self,
         stripe: Stripe,
@@ -96,15 +99,40 @@ impl Strips {
         version: Version,
         how: StripWrite,
     ) -> Result<Option<Life>, ArrayError> {
+        let strip = StripOf { stripe, position, counts: true };
+        self.write_full(strip, self.stripes.place(stripe, position), part, version, how).await
+    }
+
+    /// Writes a full strip to a place where it will be once that is recorded. Returns as
+    /// [`Self::write_strip`] does.
+    pub(crate) async fn write_moved(
+        &self,
+        (stripe, position): (Stripe, Position),
+        place: StripPlace,
+        part: &Part,
+        version: Version,
+        how: StripWrite,
+    ) -> Result<Option<Life>, ArrayError> {
+        self.write_full(StripOf { stripe, position, counts: false }, place, part, version, how).await
+    }
+
+    async fn write_full(
+        &self,
+        strip: StripOf,
+        place: StripPlace,
+        part: &Part,
+        version: Version,
+        how: StripWrite,
+    ) -> Result<Option<Life>, ArrayError> {
         assert_eq!(part.data.len(), self.context.geo.strip_bytes(), "a full strip is written");
-        let data = self.write_blocks(stripe, position, 0, part.data.clone(), how);
-        let trailer = self.write_trailer(stripe, position, &part.crcs, version, how);
+        let data = self.write_blocks(strip, place, 0, part.data.clone(), how);
+        let trailer = self.write_trailer(strip, place, &part.crcs, version, how);
         let (data, trailer) = join(scoped(data), scoped(trailer)).await;
         Ok(one_life([data?, trailer?]))
     }
 
-    /// Writes columns of a strip, from `column` on.
-    pub(crate) async fn write_blocks(
+    /// Writes columns of a strip to its place, from `column` on.
+    pub(crate) async fn write_columns(
         &self,
         stripe: Stripe,
         position: Position,
@@ -112,39 +140,60 @@ impl Strips {
         data: Buf,
         how: StripWrite,
     ) -> Result<Option<Life>, ArrayError> {
-        let at = self.context.geo.block_at(stripe, column);
-        self.members.write_strip(stripe, position, (at, data), how.data, how.when).await
+        let strip = StripOf { stripe, position, counts: true };
+        self.write_blocks(strip, self.stripes.place(stripe, position), column, data, how).await
+    }
+
+    async fn write_blocks(
+        &self,
+        strip: StripOf,
+        place: StripPlace,
+        column: u32,
+        data: Buf,
+        how: StripWrite,
+    ) -> Result<Option<Life>, ArrayError> {
+        let at = self.context.geo.block_at(place.row, column);
+        self.members.write_strip(strip, place.member, (at, data), how.data, how.when).await
     }
 
     async fn write_trailer(
         &self,
-        stripe: Stripe,
-        position: Position,
+        strip: StripOf,
+        place: StripPlace,
         crcs: &[u32],
         version: Version,
         how: StripWrite,
     ) -> Result<Option<Life>, ArrayError> {
+        let StripOf { stripe, position, .. } = strip;
         let (array, number) = (self.context.id, position.number());
         let trailer = Trailer { array, stripe, position: number, version, crcs: crcs.to_vec() };
-        let block = (self.context.geo.trailer_at(stripe), trailer.encode());
-        let landed = self.members.write_strip(stripe, position, block, how.trailer, how.when).await?;
+        let block = (self.context.geo.trailer_at(place.row), trailer.encode());
+        let landed = self.members.write_strip(strip, place.member, block, how.trailer, how.when).await?;
         if landed.is_some() {
             self.trailers.borrow_mut().put(stripe, position, version, Rc::new(trailer.crcs));
         }
         Ok(landed)
     }
 
-    /// Writes all strips of a stripe. Returns by position the life in which its strip landed.
+    /// Writes all strips of a stripe that was unwritten, those of `moves` to spare places. Returns by
+    /// position where and in which life its strip landed.
     pub(crate) async fn write_stripe(
         &self,
         stripe: Stripe,
         parts: &[Part],
+        moves: Moves,
         version: Version,
         how: StripWrite,
-    ) -> Result<Vec<Option<Life>>, ArrayError> {
+    ) -> Result<Vec<Option<Landed>>, ArrayError> {
         assert_eq!(parts.len(), self.context.geo.strips(), "all strips are written");
-        let write = |(at, part)| scoped(self.write_strip(stripe, Position::new(at), part, version, how));
-        join_all(parts.iter().enumerate().map(write)).await.into_iter().collect()
+        let places = self.context.layout.places(stripe, moves);
+        let (places, mut writes) = (places.collect::<Vec<_>>(), Vec::new());
+        for (at, (part, place)) in parts.iter().zip(&places).enumerate() {
+            let strip = StripOf { stripe, position: Position::new(at), counts: true };
+            writes.push(scoped(self.write_full(strip, *place, part, version, how)));
+        }
+        let landed = join_all(writes).await.into_iter().zip(places);
+        landed.map(|(life, place)| Ok(life?.map(|life| (place.member, life)))).collect()
     }
 
     /// Writes patches into the strips that are not stale. `payload` holds the blocks of all patches in order.
@@ -178,16 +227,18 @@ impl Strips {
         blocks: &[Buf],
         how: StripWrite,
     ) -> Result<Option<Position>, ArrayError> {
+        let strip = StripOf { stripe, position: patch.position, counts: true };
+        let place = self.stripes.place(stripe, patch.position);
         let mut writes = Vec::new();
         let mut at = 0;
         while at < blocks.len() {
             let run = run_length(&patch.columns[at..]);
             let data = penstock_base::buf::gather(&blocks[at..at + run]);
             let column = u32::from(patch.columns[at]);
-            writes.push(scoped(self.write_blocks(stripe, patch.position, column, data, how)));
+            writes.push(scoped(self.write_blocks(strip, place, column, data, how)));
             at += run;
         }
-        let trailer = self.write_trailer(stripe, patch.position, &patch.crcs, patch.version, how);
+        let trailer = self.write_trailer(strip, place, &patch.crcs, patch.version, how);
         let (blocks, trailer) = join(join_all(writes), scoped(trailer)).await;
         let landed = blocks.into_iter().collect::<Result<Vec<_>, _>>()?;
         let is_missed = one_life(landed.into_iter().chain([trailer?])).is_none();

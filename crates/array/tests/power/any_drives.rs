@@ -7,7 +7,7 @@
 
 use crate::bench::{Load, SLICE_AT, Site, label_of, plan, spec};
 use crate::replaced::duplicate;
-use penstock_array::Position;
+use penstock_array::MemberNo;
 use penstock_array::Site as WriteSite;
 use penstock_array::format::root::Root;
 use penstock_array::ownership::{Claim, Ownership};
@@ -244,7 +244,7 @@ impl Story {
             return Ok(false);
         }
         for at in wrong.iter().copied() {
-            if claim.accepted.members().any(|(member, _)| member == Position::new(at)) || lost.contains(&at) {
+            if claim.accepted.members().any(|(member, _)| member == MemberNo::new(at)) || lost.contains(&at) {
                 let disk = self.site.disks[at].duplicate();
                 self.past[at].push(disk);
             } else {

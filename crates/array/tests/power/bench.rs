@@ -1,12 +1,13 @@
 //! A small array on simulated disks, and a model of the data that it must hold.
 
-use penstock_array::Position;
+use penstock_array::MemberNo;
 use penstock_array::Site as WriteSite;
 use penstock_array::format::descriptor::{Descriptor, Role};
 use penstock_array::format::label::Label;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{
-    Array, ArrayError, CreateSpec, FoundLabel, Geometry, Lacking, Roster, Volume, create, open, read_label,
+    Array, ArrayError, CreateSpec, FoundLabel, Geometry, Lacking, Layout, Roster, Volume, create, open,
+    read_label,
 };
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, PoolId, crc32c_blocks};
 use penstock_drive::copies::COPY_BYTES;
@@ -59,6 +60,8 @@ pub fn spec(k: usize, m: usize) -> CreateSpec {
         role: Role::Data,
         k,
         m,
+        layout: Layout::one_group(k + m).unwrap(),
+        first_carrier: 0,
         strip_blocks: 8,
         log_bytes: 3 << 20,
         segment_bytes: 128 << 10,
@@ -122,7 +125,7 @@ impl Site {
     pub fn new(spec: CreateSpec) -> Self {
         let world = World::new(1);
         let env = world.env();
-        let disks: Vec<_> = (0..spec.k + spec.m).map(|_| SimDisk::new(DISK_BYTES)).collect();
+        let disks: Vec<_> = (0..spec.layout.members()).map(|_| SimDisk::new(DISK_BYTES)).collect();
         let site = Self::of(disks, spec);
         world
             .run(async {
@@ -222,7 +225,7 @@ impl Machine {
         let handle = DriveHandle::online(self.env.clone(), "new".into(), drive, sb);
         let rows = [row(self.array.id(), position)];
         handle.put_slices(&rows).await.map_err(|error| ArrayError::Invalid(error.to_string()))?;
-        self.array.replace_member(Position::new(position), slice_of(&handle)).await?;
+        self.array.replace_member(MemberNo::new(position), slice_of(&handle)).await?;
         self.replaced.borrow_mut().insert(position);
         Ok(())
     }

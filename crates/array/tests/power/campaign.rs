@@ -11,11 +11,11 @@
 
 use crate::bench::{Load, Machine, SLICE_AT, Site, buf_of, plan, spec, tags};
 use penstock_array::Site as WriteSite;
-use penstock_array::{ArrayError, CreateSpec, Discard, Geometry};
+use penstock_array::{ArrayError, CreateSpec, Discard, Geometry, Layout};
 use penstock_base::BLOCK_BYTES;
-use penstock_base::Stripe;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, FaultyDrive, Op, Pace};
+use penstock_layout::Shape;
 use penstock_sim::{CutMode, SimDisk, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -97,6 +97,28 @@ fn wide_spec_of(dice: &World) -> CreateSpec {
     let spec = CreateSpec { strip_blocks, segment_bytes, ..spec(k, m) };
     let segments = Geometry::fewest_segments(&spec) + dice.below(4);
     CreateSpec { log_bytes: segments * u64::from(segment_bytes), ..spec }
+}
+
+/// The same code on more drives: in groups, or spread over them with up to two spare places.
+fn spread_spec_of(dice: &World, spec: CreateSpec) -> CreateSpec {
+    let strips = spec.k + spec.m;
+    let layout = match dice.below(4) {
+        0 => Layout::groups(2, strips).unwrap(),
+        _ => {
+            let members = strips + dice.below(7) as usize;
+            let spares = (dice.below(3) as usize).min(members - strips);
+            let shape = Shape { members, strips, redundancy: spec.m, spares, domains: members };
+            let base = |_| {
+                let mut base: Vec<u8> = (0..members as u8).collect();
+                (1..members).for_each(|at| base.swap(at, dice.below(at as u64 + 1) as usize));
+                base
+            };
+            let bases: Vec<Vec<u8>> = (0..1 + dice.below(3)).map(base).collect();
+            Layout::declustered(shape, &bases).unwrap()
+        }
+    };
+    let first_carrier = dice.below(layout.members() as u64) as usize;
+    CreateSpec { layout, first_carrier, ..spec }
 }
 
 /// Makes hosts full for a while, several times. A full host has no space for new blocks, or, like a host that
@@ -402,14 +424,20 @@ fn run_seed(seed: u64, brings_back: bool) -> Fate {
     let (spec, more) = (spec_of(&dice), more_dice(seed));
     let spec = if brings_back && more.below(5) == 0 { wide_spec_of(&more) } else { spec };
     let full_hosts = brings_back && more.below(3) == 0;
+    let layouts = World::new(seed.wrapping_mul(0x9fb2_1c65_1e98_df25));
+    let strips = spec.k + spec.m;
+    let spec = if brings_back && layouts.below(2) == 0 { spread_spec_of(&layouts, spec) } else { spec };
+    let members = spec.layout.members();
     let mut unlucky: Vec<usize> = Vec::new();
     for _ in 0..dice.below(spec.m as u64 + 1) {
-        let number = dice.below((spec.k + spec.m) as u64) as usize;
+        let number = dice.below(strips as u64) as usize;
+        let number = if members == strips { number } else { layouts.below(members as u64) as usize };
         if !unlucky.contains(&number) {
             unlucky.push(number);
         }
     }
-    eprintln!("seed {seed}: {}+{}, unlucky {unlucky:?}", spec.k, spec.m);
+    let spares = spec.layout.spares();
+    eprintln!("seed {seed}: {}+{} on {members} with {spares} spares, unlucky {unlucky:?}", spec.k, spec.m);
     let load = Load::new(20 + dice.below(200));
     let (m, lives) = (spec.m, 1 + dice.below(4));
     let mut site = Site::new(spec);
@@ -486,7 +514,7 @@ fn run_beyond(seed: u64) -> usize {
                     // m+1 strips lack the column, so its blocks are lost unless the log has them.
                     let start = dice.below((k + m) as u64) as usize;
                     for at in 0..=m {
-                        let block = (SLICE_AT + geo.block_at(Stripe(stripe), column)) / BLOCK_BYTES as u64;
+                        let block = (SLICE_AT + geo.block_at(stripe, column)) / BLOCK_BYTES as u64;
                         site.disks[(start + at) % (k + m)].corrupt(block, &[0x5a; BLOCK_BYTES]);
                     }
                     damaged.insert((stripe, column));

@@ -3,7 +3,7 @@
 
 use crate::bench::{DISK_BYTES, LOG_AT, Machine, SLICE_AT, Site, metadata_of, plan, spec, tags, write};
 use penstock_array::ArrayError;
-use penstock_array::Position;
+use penstock_array::MemberNo;
 use penstock_array::Site as WriteSite;
 use penstock_array::place::SegmentNo;
 use penstock_base::BLOCK_BYTES;
@@ -163,7 +163,7 @@ fn zeros_of_a_copy_do_not_say_that_a_record_never_was() {
             machine.drives[1].as_ref().unwrap().set_unreadable(at..at + BLOCK_BYTES as u64);
             machine.drives[0].as_ref().unwrap().set_gone(true);
             world.plan_cut(plan(site_name, nth));
-            machine.array.fail_member(Position::new(0), "gone").await?;
+            machine.array.fail_member(MemberNo::new(0), "gone").await?;
             machine.env.sleep(Duration::from_secs(60)).await;
             Ok::<_, ArrayError>(())
         });
@@ -249,8 +249,8 @@ fn a_member_that_takes_a_copy_gets_it_although_another_takes_none() {
             let bad = machine.drives[number].as_ref().unwrap();
             (0..100_000).for_each(|_| bad.plant_within(Op::Write, 0, Fault::Fail, reserved.clone()));
         }
-        machine.array.fail_member(Position::new(0), "gone").await?;
-        machine.array.fail_member(Position::new(1), "gone").await?;
+        machine.array.fail_member(MemberNo::new(0), "gone").await?;
+        machine.array.fail_member(MemberNo::new(1), "gone").await?;
         for tag in 2..=40 {
             write(&machine, tag % 8, tag).await?;
             machine.volume.flush().await?;
@@ -712,7 +712,7 @@ fn flushes_go_on_while_a_carrier_is_made() {
             let taker = machine.drives[2].as_ref().unwrap();
             (0..3).for_each(|_| taker.plant_within(Op::Write, 0, slow, at.clone()));
             machine.drives[0].as_ref().unwrap().set_gone(true);
-            machine.array.fail_member(Position::new(0), "gone").await?;
+            machine.array.fail_member(MemberNo::new(0), "gone").await?;
             let began = machine.env.now();
             let (mut longest, mut written) = (Duration::ZERO, 0);
             while machine.array.report().missing_carriers > 0 {

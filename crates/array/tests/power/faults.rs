@@ -4,9 +4,8 @@ use crate::bench::{IO, Load, SLICE_AT, Site, buf_of, spec, tags, write, write_fr
 use crate::carriers::write_flushed;
 use crate::outdated::life;
 use crate::replaced::duplicate;
-use penstock_array::Position;
+use penstock_array::MemberNo;
 use penstock_array::{ArrayState, CreateSpec, Discard};
-use penstock_base::Stripe;
 use penstock_base::{BLOCK_BYTES, env::timeout};
 use penstock_drive::{Fault, Op};
 use penstock_sim::World;
@@ -428,11 +427,11 @@ fn good_columns_of_a_rotten_strip_need_no_others() {
         let (data, crcs) = buf_of(&(0..per_stripe).collect::<Vec<_>>());
         machine.volume.write_fresh(0, &data, &crcs, IO).await?;
         machine.volume.flush().await?;
-        machine.array.fail_member(Position::new(5), "gone").await?;
+        machine.array.fail_member(MemberNo::new(5), "gone").await?;
         // Strip 0 is rotten in column 3, strips 1 and 2 in column 7.
         let geometry = machine.array.geometry();
         for (position, column) in [(0, 3), (1, 7), (2, 7)] {
-            let at = SLICE_AT + geometry.block_at(Stripe(0), column);
+            let at = SLICE_AT + geometry.block_at(0, column);
             site.disks[position].corrupt(at / BLOCK_BYTES as u64, &[0x5a; BLOCK_BYTES]);
         }
         let read = tags(&machine.volume, 0, 8).await?;

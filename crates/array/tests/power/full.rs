@@ -5,10 +5,9 @@ use crate::bench::{
     DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, metadata_of, spec, tags, write, write_fresh,
 };
 use crate::outdated::life;
-use penstock_array::Position;
+use penstock_array::MemberNo;
 use penstock_array::place::SegmentNo;
 use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard};
-use penstock_base::Stripe;
 use penstock_base::{BLOCK_BYTES, env::timeout};
 use penstock_drive::{Fault, Op};
 use penstock_sim::SimDisk;
@@ -55,9 +54,7 @@ fn a_rebuilt_strip_is_recorded_as_it_is_on_the_drive() {
         site.disks[5].set_full(true);
         let let_go = async |machine: &Machine| {
             machine.env.sleep(Duration::from_secs(20)).await;
-            site.disks[5].allocate(
-                SLICE_AT + geometry.block_at(Stripe(4), 0)..SLICE_AT + geometry.block_at(Stripe(5), 0),
-            );
+            site.disks[5].allocate(SLICE_AT + geometry.block_at(4, 0)..SLICE_AT + geometry.block_at(5, 0));
             for _ in 0..60_000 {
                 machine.env.sleep(Duration::from_millis(1)).await;
                 if machine.array.report().members[5].stale_strips == 3 {
@@ -190,8 +187,7 @@ fn a_full_host_keeps_no_other_strip_from_being_repaired() {
     life(&site, 1, &[], first).unwrap();
     life(&site, 2, &[], async |machine| {
         for (stripe, position) in [(0, 3), (5, 2)] {
-            let block =
-                (SLICE_AT + machine.array.geometry().block_at(Stripe(stripe), 0)) / BLOCK_BYTES as u64;
+            let block = (SLICE_AT + machine.array.geometry().block_at(stripe, 0)) / BLOCK_BYTES as u64;
             site.disks[position].corrupt(block, &[0x5a; BLOCK_BYTES]);
         }
         // As on a host that copies on every write: no write finds space.
@@ -370,7 +366,7 @@ fn a_strip_that_is_missed_while_its_member_is_made_whole_is_made_too() {
     let work = async |machine: &Machine| {
         write_fresh(machine, 1, 300).await?;
         machine.volume.flush().await?;
-        machine.array.fail_member(Position::new(5), "it is gone").await?;
+        machine.array.fail_member(MemberNo::new(5), "it is gone").await?;
         let host = machine.drives[4].as_ref().unwrap();
         host.set_full(true);
         let replace = async {

@@ -3,13 +3,12 @@
 //! Late drives answer after their caller gave up. Forgetful drives lose unflushed writes when a flush fails.
 
 use crate::bench::{DISK_BYTES, Load, NOISE, SLICE_AT, Site, metadata_of, spec, tags, write, write_fresh};
-use penstock_array::Position;
-use penstock_array::Positions;
+use penstock_array::MemberNo;
+use penstock_array::MemberSet;
 use penstock_array::ownership::Ownership;
 use penstock_array::place::SegmentNo;
 use penstock_array::{ArrayError, ArrayState, Discard};
 use penstock_base::BLOCK_BYTES;
-use penstock_base::Stripe;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op, Pace};
 use penstock_sim::{CutMode, World};
@@ -62,7 +61,7 @@ fn fresh_while_drive_0_fails(slow: usize) {
         write(&machine, 300, 9).await?;
         machine.volume.flush().await?;
         let geo = machine.array.geometry();
-        let strips = SLICE_AT + geo.strip_at(Stripe(0))..SLICE_AT + geo.end();
+        let strips = SLICE_AT + geo.strip_at(0)..SLICE_AT + geo.end();
         let log = metadata_of(&geo);
         machine.drives[slow].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Slow(400 * MS), strips);
         machine.drives[0].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Fail, log);
@@ -107,7 +106,7 @@ fn a_flush_records_a_member_whose_drive_is_latched() {
         machine.handles[5].as_ref().unwrap().latch("a write of the other array failed".into());
         machine.volume.flush().await?;
         let claim = site.ownership.current(machine.array.id()).await.unwrap();
-        assert_eq!(claim.stale, Positions::from_bits(1 << 5));
+        assert_eq!(claim.stale, MemberSet::one(MemberNo::new(5)));
         Ok::<_, ArrayError>(())
     });
     work.unwrap().unwrap();
@@ -152,7 +151,7 @@ fn a_late_write_never_lands_over_a_later_one() {
         write_fresh(&machine, 0, 1000).await?;
         machine.volume.flush().await?;
         let geo = machine.array.geometry();
-        let strips = SLICE_AT + geo.strip_at(Stripe(0))..SLICE_AT + geo.end();
+        let strips = SLICE_AT + geo.strip_at(0)..SLICE_AT + geo.end();
         let drive = machine.drives[0].as_ref().unwrap();
         drive.plant_within(Op::Write, 0, Fault::Slow(Duration::from_secs(100)), strips);
         for tag in [1, 2, 3] {
@@ -178,7 +177,7 @@ fn one_bad_stripe_stops_nobody(k: usize, m: usize, rotten: &[usize], tag: u64, h
                     write_fresh(&machine, stripe, 1000 * (stripe + 1)).await?;
                 }
                 machine.volume.flush().await?;
-                let at = (SLICE_AT + machine.array.geometry().block_at(Stripe(0), 0)) / BLOCK_BYTES as u64;
+                let at = (SLICE_AT + machine.array.geometry().block_at(0, 0)) / BLOCK_BYTES as u64;
                 rotten.iter().for_each(|position| site.disks[*position].corrupt(at, &NOISE));
                 write(&machine, 0, tag).await?;
                 machine.volume.flush().await?;
@@ -238,8 +237,7 @@ fn a_stripe_with_a_bad_column_is_destaged_but_for_that_column() {
         machine.volume.flush().await?;
         let geo = machine.array.geometry();
         for position in [1, 2, 3] {
-            site.disks[position]
-                .corrupt((SLICE_AT + geo.block_at(Stripe(0), 7)) / BLOCK_BYTES as u64, &NOISE);
+            site.disks[position].corrupt((SLICE_AT + geo.block_at(0, 7)) / BLOCK_BYTES as u64, &NOISE);
         }
         for (block, tag) in [(0, 77), (6, 78), (7, 79)] {
             write(&machine, block, tag).await?;
@@ -274,7 +272,7 @@ fn too_many_bad_stripes_are_an_error_and_no_standstill() {
         for stripe in 0..12 {
             for column in 0..geo.strip_blocks {
                 for position in [1, 2, 3] {
-                    let at = SLICE_AT + geo.block_at(Stripe(stripe), column);
+                    let at = SLICE_AT + geo.block_at(stripe, column);
                     site.disks[position].corrupt(at / BLOCK_BYTES as u64, &NOISE);
                 }
             }
@@ -314,11 +312,11 @@ fn a_late_error_of_the_old_drive_is_no_fault_of_its_replacement() {
     run(&world, async {
         let machine = site.open(&world, &[]).await?;
         let geo = machine.array.geometry();
-        let strips = SLICE_AT + geo.strip_at(Stripe(0))..SLICE_AT + geo.end();
+        let strips = SLICE_AT + geo.strip_at(0)..SLICE_AT + geo.end();
         machine.drives[5].as_ref().unwrap().plant_within(Op::Write, 0, Fault::Silent, strips);
         let admin = async {
             machine.env.sleep(Duration::from_secs(1)).await;
-            machine.array.fail_member(Position::new(5), "failed by an administrator").await?;
+            machine.array.fail_member(MemberNo::new(5), "failed by an administrator").await?;
             machine.replace(&new, 5, 3).await?;
             machine.env.sleep(Duration::from_secs(15)).await;
             Ok::<_, ArrayError>(machine.array.report().members[5].state)

@@ -11,8 +11,9 @@ use penstock_array::format::label::Label;
 use penstock_array::format::record::{Entry, RecordHead};
 use penstock_array::format::root::Root;
 use penstock_array::format::table_page::TablePage;
+use penstock_array::moves::Moves;
 use penstock_array::place::SegmentNo;
-use penstock_array::{ArrayError, Discard, Pace, Position, Positions, ScrubProgress, ScrubReport};
+use penstock_array::{ArrayError, Discard, MemberNo, Pace, Position, Positions, ScrubProgress, ScrubReport};
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, Stripe, Version};
 use penstock_drive::copies::{self, TwoCopies};
 use penstock_drive::superblock::{self, Superblock};
@@ -49,7 +50,7 @@ fn site_with_log() -> (Site, u64, usize) {
             for block in 0..8 {
                 write(&machine, block * 30 + 1, 6000 + block).await?;
             }
-            machine.array.fail_member(Position::new(3), "a test").await?;
+            machine.array.fail_member(MemberNo::new(3), "a test").await?;
             let (data, crcs) = buf_of(&[1, 2, 3, 4]);
             machine.volume.write(machine.volume.stripe_blocks() - 2, &data, &crcs).await?;
             write_fresh(&machine, 8, 9000).await?;
@@ -115,7 +116,9 @@ fn numbers(entry: &Entry) -> Vec<u64> {
             .collect(),
         Entry::Discard { stripe, count, upto } => vec![stripe.0, *count, *upto],
         Entry::Versions { reserved } => vec![reserved.0],
-        Entry::Strips { stripe, set, clear, version } => vec![stripe.0, set.bits(), clear.bits(), version.0],
+        Entry::Strips { stripe, set, clear, version, .. } => {
+            vec![stripe.0, set.bits(), clear.bits(), version.0]
+        }
         Entry::MemberReset { member } => vec![member.index() as u64],
     }
 }
@@ -123,17 +126,19 @@ fn numbers(entry: &Entry) -> Vec<u64> {
 /// Changes one field of an entry.
 fn change(entry: &mut Entry, which: u64, number: u64) {
     let set = Positions::from_bits(number);
+    let moved = Moves::NONE.with(Position::new(number as usize % 64), Some(number as usize % 8));
     match entry {
         Entry::Data { stripe, order, block, .. } => match which % 3 {
             0 => *stripe = Stripe(number),
             1 => *order = number,
             _ => *block = number as u32,
         },
-        Entry::Fresh { stripe, upto, version, stale, contained } => match which % 5 {
+        Entry::Fresh { stripe, upto, version, stale, moves, contained } => match which % 6 {
             0 => *stripe = Stripe(number),
             1 => *upto = number,
             2 => *version = Version(number),
             3 => *stale = set,
+            4 => *moves = moved,
             _ => contained.iter_mut().for_each(|(_, order)| *order = number),
         },
         Entry::Destage { stripe, stale, contained, patches } => match which % 6 {
@@ -150,13 +155,14 @@ fn change(entry: &mut Entry, which: u64, number: u64) {
             _ => *upto = number,
         },
         Entry::Versions { reserved } => *reserved = Version(number),
-        Entry::Strips { stripe, set: stale, clear, version } => match which % 4 {
+        Entry::Strips { stripe, set: stale, clear, version, moves } => match which % 5 {
             0 => *stripe = Stripe(number),
             1 => *stale = set,
             2 => *clear = set,
+            3 => *moves = moved,
             _ => *version = Version(number),
         },
-        Entry::MemberReset { member } => *member = Position::new(number as usize % 64),
+        Entry::MemberReset { member } => *member = MemberNo::new(number as usize % 64),
     }
 }
 
@@ -314,7 +320,7 @@ fn change_root(root: &mut Root, field: u64, number: u64) {
         6 => root.versions_reserved = Version(counter),
         7 => root.order = counter,
         8 => root.epoch.0 = counter,
-        9 => root.behind = Positions::from_bits(number),
+        9 => root.behind = (0..64).filter(|at| number & 1 << at != 0).map(MemberNo::new).collect(),
         _ => root.replay_chain = number as u32,
     }
 }
@@ -786,7 +792,7 @@ fn a_far_root_is_not_believed_because_it_was_copied_to_a_new_carrier() {
             }
             change_root(&mut root, field, ((1 << 62) - below) << 1);
             disk.corrupt(block, &root.encode());
-            machine.array.fail_member(Position::new(2), "a test").await?;
+            machine.array.fail_member(MemberNo::new(2), "a test").await?;
             while machine.array.report().members.iter().filter(|member| member.carrier).count() < 3
                 || machine.array.report().members[2].carrier
             {

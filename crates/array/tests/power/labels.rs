@@ -6,7 +6,7 @@ use crate::bench::{
 use crate::carriers::write_flushed;
 use crate::outdated::life;
 use penstock_array::format::label::Label;
-use penstock_array::{ArrayError, ArrayEvent, Geometry, Lacking, Position};
+use penstock_array::{ArrayError, ArrayEvent, Geometry, Lacking, MemberNo};
 use penstock_base::{BLOCK_BYTES, DriveId, Id128};
 use penstock_drive::copies::{COPY_BYTES, TwoCopies, places};
 use penstock_drive::superblock::Superblock;
@@ -53,7 +53,7 @@ async fn see(machine: &Machine) -> Result<Seen, ArrayError> {
 }
 
 fn is_outdated(events: &[ArrayEvent], at: usize) -> bool {
-    events.contains(&ArrayEvent::Outdated { position: Position::new(at) })
+    events.contains(&ArrayEvent::Outdated { member: MemberNo::new(at) })
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_member_whose_label_cannot_be_read_is_away() {
         let states: Vec<_> = machine.array.report().members.iter().map(|member| member.state).collect();
         assert_eq!(states, ["active", "missing", "active", "active", "active", "active"]);
         let events = machine.array.take_events();
-        let is_told = |event: &ArrayEvent| matches!(event, ArrayEvent::LabelUnreadable { position, .. } if position.index() == 1);
+        let is_told = |event: &ArrayEvent| matches!(event, ArrayEvent::LabelUnreadable { member, .. } if member.index() == 1);
         assert!(events.iter().any(is_told) && !is_outdated(&events, 1), "{events:?}");
         write(machine, 3, 777).await?;
         machine.array.close().await
@@ -263,7 +263,7 @@ fn a_label_of_a_former_use_never_counts() {
         world.plan_cut(plan(place, nth));
         let replaced = world.run(async {
             let machine = site.open(&world, &[]).await?;
-            machine.array.fail_member(Position::new(2), "test").await?;
+            machine.array.fail_member(MemberNo::new(2), "test").await?;
             machine.replace(&new, 2, 9).await?;
             assert_eq!(machine.array.wait_rebuilt().await, 0);
             machine.array.close().await
@@ -295,7 +295,7 @@ fn write_former_label(site: &Site, disk: &Rc<SimDisk>) {
     let mut descriptor = label.descriptor().unwrap();
     descriptor.revision += 1000;
     descriptor.members[2].drive = DriveId(Id128([0x77; 16]));
-    let former = Label::new(&descriptor, Position::new(2));
+    let former = Label::new(&descriptor, MemberNo::new(2));
     let world = World::new(1);
     let done = world.run(async {
         let superblock = Superblock { size_bytes: DISK_BYTES, ..Superblock::default() };

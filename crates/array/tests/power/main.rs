@@ -22,3 +22,4 @@ mod pinned;
 mod replaced;
 mod room;
 mod seldom;
+mod spread;

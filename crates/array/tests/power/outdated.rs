@@ -6,11 +6,10 @@ use crate::bench::{
 };
 use crate::carriers::write_flushed;
 use crate::replaced::duplicate;
-use penstock_array::Position;
+use penstock_array::MemberNo;
 use penstock_array::Site as WriteSite;
 use penstock_array::format::root::Root;
 use penstock_array::{ArrayError, ArrayEvent, Lacking};
-use penstock_base::Stripe;
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Epoch};
 use penstock_drive::{Fault, Op};
@@ -101,7 +100,7 @@ fn a_replacement_beside_a_drive_that_takes_no_label_ends() {
         let run = world.run(async {
             let machine = site.open(&world, &[]).await?;
             write_flushed(&machine, 1..=5).await?;
-            machine.array.fail_member(Position::new(1), "gone").await?;
+            machine.array.fail_member(MemberNo::new(1), "gone").await?;
             machine.env.sleep(Duration::from_secs(60)).await;
             let drive = machine.drives[0].as_ref().unwrap();
             (0..10_000).for_each(|_| drive.plant_within(Op::Write, 0, Fault::Fail, LABEL));
@@ -131,7 +130,7 @@ fn lost_and_back_as_it_was_earlier(k: usize, m: usize, away_at_a_start: bool) {
         }
         machine.volume.flush().await?;
         if !away_at_a_start {
-            machine.array.fail_member(Position::new(0), "gone").await?;
+            machine.array.fail_member(MemberNo::new(0), "gone").await?;
             write_fresh(machine, 12, 12_000).await?;
         }
         machine.array.close().await
@@ -408,7 +407,7 @@ fn found_by_a_start_that_is_cut(k: usize, m: usize) {
                 .array
                 .take_events()
                 .iter()
-                .any(|note| *note == ArrayEvent::Outdated { position: Position::new(0) })
+                .any(|note| *note == ArrayEvent::Outdated { member: MemberNo::new(0) })
         );
         machine.array.close().await
     });
@@ -541,7 +540,7 @@ fn damaged_beyond_redundancy(columns: Range<u32>) -> Result<(), ArrayError> {
         let geo = machine.array.geometry();
         for disk in &machine.disks[..3] {
             columns.clone().for_each(|column| {
-                let block = (SLICE_AT + geo.block_at(Stripe(2), column)) / BLOCK_BYTES as u64;
+                let block = (SLICE_AT + geo.block_at(2, column)) / BLOCK_BYTES as u64;
                 disk.corrupt(block, &NOISE);
             });
         }

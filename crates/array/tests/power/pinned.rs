@@ -5,7 +5,6 @@ use crate::bench::{DISK_BYTES, Machine, NOISE, SLICE_AT, Site, buf_of, spec, tag
 use crate::full::{stale_strips, write_new};
 use crate::outdated::life;
 use penstock_array::{ArrayError, CreateSpec, Discard, Pace};
-use penstock_base::Stripe;
 use penstock_base::{BLOCK_BYTES, env::timeout};
 use penstock_sim::SimDisk;
 use std::time::Duration;
@@ -82,7 +81,7 @@ fn damaged_stripes_keep_no_other_from_being_rebuilt() {
             let (geo, per) = (machine.array.geometry(), machine.volume.stripe_blocks());
             for stripe in 0..40 {
                 for column in 0..geo.strip_blocks {
-                    let at = SLICE_AT + geo.block_at(Stripe(stripe), column);
+                    let at = SLICE_AT + geo.block_at(stripe, column);
                     site.disks[1].corrupt(at / BLOCK_BYTES as u64, &NOISE);
                 }
             }

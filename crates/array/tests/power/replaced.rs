@@ -6,12 +6,11 @@ use crate::bench::{
     tags, write, write_fresh,
 };
 use crate::carriers::{read_back, write_flushed, write_twice};
-use penstock_array::Position;
+use penstock_array::MemberNo;
 use penstock_array::Site as WriteSite;
 use penstock_array::ownership::{MemoryOwnership, Ownership};
 use penstock_array::{ArrayError, CreateSpec};
 use penstock_base::BLOCK_BYTES;
-use penstock_base::Stripe;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op, Pace};
 use penstock_sim::{CutMode, SimDisk, World};
@@ -74,7 +73,7 @@ fn bad_spare_place(
         // A careful administrator scrubs first.
         eprintln!("scrub before: {:?}", machine.array.scrub().await?);
         machine.drives[0].as_ref().unwrap().set_gone(true);
-        machine.array.fail_member(Position::new(0), "gone").await?;
+        machine.array.fail_member(MemberNo::new(0), "gone").await?;
         machine.env.sleep(Duration::from_secs(600)).await;
         show(&machine, "lost drive 0");
         machine.replace(&new, 0, 3).await?;
@@ -137,7 +136,7 @@ fn a_copy_waits_for_the_turn_of_a_write_that_never_lands() {
             slow.plant_within(Op::Write, nth, Fault::Slow(Duration::from_secs(25)), reserved.clone())
         });
         machine.drives[0].as_ref().unwrap().set_gone(true);
-        machine.array.fail_member(Position::new(0), "gone").await?;
+        machine.array.fail_member(MemberNo::new(0), "gone").await?;
         machine.replace(&new, 0, 3).await?;
         while machine.array.report().members[0].state != "active" {
             machine.env.sleep(Duration::from_millis(100)).await;
@@ -253,7 +252,7 @@ fn sweep(seed: u64, how: &Sweep, cut: Option<(&str, u64)>) -> Result<(usize, boo
                     drive.plant(Op::Flush, 0, Fault::Fail);
                 } else {
                     drive.set_gone(true);
-                    machine.array.fail_member(Position::new(*at), "gone").await?;
+                    machine.array.fail_member(MemberNo::new(*at), "gone").await?;
                 }
                 if how.replace && world.below(2) == 0 {
                     env.sleep(Duration::from_millis(world.below(200))).await;
@@ -442,7 +441,7 @@ fn suspended_stays_said_although_nothing_waits() {
             machine.env.sleep(Duration::from_secs(60)).await;
             machine.drives[4].as_ref().unwrap().plant_within(Op::Write, nth, Fault::HostFull, LABEL);
             machine.drives[0].as_ref().unwrap().set_gone(true);
-            machine.array.fail_member(Position::new(0), "gone").await?;
+            machine.array.fail_member(MemberNo::new(0), "gone").await?;
             machine.env.sleep(Duration::from_secs(24 * 3600)).await;
             show(&machine, "a day later");
             let report = machine.array.report();
@@ -469,7 +468,7 @@ fn a_source_that_does_not_answer_keeps_no_flush() {
         let silent = machine.drives[1].as_ref().unwrap();
         (0..20_000).for_each(|_| silent.plant_within(Op::Read, 0, Fault::Silent, reserved.clone()));
         machine.drives[0].as_ref().unwrap().set_gone(true);
-        machine.array.fail_member(Position::new(0), "gone").await?;
+        machine.array.fail_member(MemberNo::new(0), "gone").await?;
         let (mut longest, mut slow) = (Duration::ZERO, 0);
         for tag in 0..4000u64 {
             let began = machine.env.now();
@@ -503,7 +502,7 @@ fn parked_and_unreadable(k: usize, m: usize, busy: bool) {
         machine.array.destage_and_checkpoint().await?;
         machine.env.sleep(Duration::from_secs(10)).await;
         for strip in 0..=m {
-            site.disks[strip].corrupt((SLICE_AT + geo.block_at(Stripe(0), 0)) / BLOCK, &crate::bench::NOISE);
+            site.disks[strip].corrupt((SLICE_AT + geo.block_at(0, 0)) / BLOCK, &crate::bench::NOISE);
         }
         let before: Vec<_> = (0..=m).map(|at| site.disks[at].used_blocks()).collect();
         write(&machine, 0, 77).await?;
@@ -583,7 +582,7 @@ fn one_label_on_a_full_host_and_one_failing_drive() {
         let out = timeout(
             &machine.env,
             Duration::from_secs(3600),
-            machine.array.fail_member(Position::new(5), "by hand"),
+            machine.array.fail_member(MemberNo::new(5), "by hand"),
         )
         .await;
         let flushed = timeout(&machine.env, Duration::from_secs(3600), machine.volume.flush()).await;
@@ -623,7 +622,7 @@ fn every_block_of_the_last_carrier() {
             let at = SLICE_AT + block * BLOCK;
             machine.drives[1].as_ref().unwrap().set_unreadable(at..at + BLOCK);
             machine.drives[0].as_ref().unwrap().set_gone(true);
-            machine.array.fail_member(Position::new(0), "gone").await?;
+            machine.array.fail_member(MemberNo::new(0), "gone").await?;
             machine.env.sleep(Duration::from_secs(600)).await;
             machine.replace(&new, 0, 3).await?;
             machine.env.sleep(Duration::from_secs(600)).await;
@@ -743,7 +742,7 @@ fn storm(seed: u64, silent_faults: bool) -> Result<u64, String> {
                         if news.borrow().contains_key(&at) {
                             // The new drive takes no faults; an administrator may fail it.
                             if dice.below(2) == 0 {
-                                let _ = machine.array.fail_member(Position::new(at), "by hand").await;
+                                let _ = machine.array.fail_member(MemberNo::new(at), "by hand").await;
                             }
                             continue;
                         }
@@ -894,7 +893,7 @@ fn a_full_host_of_another_drive_while_a_carrier_is_recorded() {
         let five = machine.drives[5].as_ref().unwrap();
         (0..100_000).for_each(|_| five.plant_within(Op::Write, 1, Fault::HostFull, LABEL));
         machine.drives[0].as_ref().unwrap().set_gone(true);
-        machine.array.fail_member(Position::new(0), "gone").await?;
+        machine.array.fail_member(MemberNo::new(0), "gone").await?;
         machine.env.sleep(Duration::from_secs(20)).await;
         show(&machine, "the carrier is being recorded");
         let work = write_flushed(&machine, 6..=10);
@@ -918,7 +917,7 @@ fn two_replacements_of_a_member_at_once_follow_each_other() {
         let (one, other) = (SimDisk::new(DISK_BYTES), SimDisk::new(DISK_BYTES));
         let report = world.run(async {
             let machine = site.open(&world, &[]).await?;
-            machine.array.fail_member(Position::new(5), "gone").await?;
+            machine.array.fail_member(MemberNo::new(5), "gone").await?;
             let second = async {
                 machine.env.sleep(Duration::from_micros(seed * 100)).await;
                 machine.replace(&other, 5, 4).await

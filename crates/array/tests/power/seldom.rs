@@ -4,14 +4,13 @@ use crate::bench::{
     DISK_BYTES, IO, LABEL, LOG_AT, NOISE, SLICE_AT, Site, buf_of, metadata_of, plan, spec, tags, write,
     write_fresh,
 };
-use penstock_array::Position;
-use penstock_array::Positions;
+use penstock_array::MemberNo;
+use penstock_array::MemberSet;
 use penstock_array::Site as WriteSite;
 use penstock_array::ownership::{Claim, Ownership};
 use penstock_array::place::SegmentNo;
 use penstock_array::{ArrayError, Discard};
 use penstock_base::BLOCK_BYTES;
-use penstock_base::Stripe;
 use penstock_base::env::timeout;
 use penstock_drive::{Fault, Op};
 use penstock_sim::{CutMode, World};
@@ -35,7 +34,7 @@ fn healed(reopen: bool) {
         for stripe in 0..stripes {
             for column in 0..geo.strip_blocks {
                 for position in [1, 2, 3] {
-                    let at = (SLICE_AT + geo.block_at(Stripe(stripe), column)) / BLOCK_BYTES as u64;
+                    let at = (SLICE_AT + geo.block_at(stripe, column)) / BLOCK_BYTES as u64;
                     saved.push((position, at, site.disks[position as usize].peek(at)));
                     site.disks[position as usize].corrupt(at, &NOISE);
                 }
@@ -187,7 +186,7 @@ fn a_write_that_outlives_a_flush_is_not_covered_by_it() {
                 machine.env.sleep(Duration::from_secs(20)).await;
                 let handle = machine.handles[2].as_ref().unwrap().clone();
                 let faulty = machine.drives[2].as_ref().unwrap();
-                let at = SLICE_AT + machine.array.geometry().strip_at(Stripe(5));
+                let at = SLICE_AT + machine.array.geometry().strip_at(5);
                 faulty.plant_within(Op::Write, 0, Fault::Slow(Duration::from_millis(50)), at..at + 4096);
                 let (data, _) = buf_of(&[77 + seed]);
                 let write = handle.write(at, data, IO);
@@ -226,11 +225,11 @@ fn a_replacement_that_is_not_recorded_is_not_used() {
             let machine = site.open(&world, &[]).await?;
             write_fresh(&machine, 3, 500).await?;
             machine.volume.flush().await?;
-            machine.array.fail_member(Position::new(5), "admin").await?;
+            machine.array.fail_member(MemberNo::new(5), "admin").await?;
             let id = machine.array.id();
             let claim = site.ownership.current(id).await.unwrap();
-            let other = Claim { revision: claim.revision + 1000, ..claim };
-            site.ownership.swap(id, claim, other).await.unwrap();
+            let other = Claim { revision: claim.revision + 1000, ..claim.clone() };
+            site.ownership.swap(id, claim.clone(), other.clone()).await.unwrap();
             let refused = machine.replace(&new, 5, 3).await;
             eprintln!("replace: {refused:?}");
             assert!(refused.is_err());
@@ -238,7 +237,7 @@ fn a_replacement_that_is_not_recorded_is_not_used() {
             let old = machine.array.report().members[5].drive;
             write_fresh(&machine, 0, 1000).await?;
             machine.volume.flush().await?;
-            machine.array.fail_member(Position::new(4), "wakes the resync").await?;
+            machine.array.fail_member(MemberNo::new(4), "wakes the resync").await?;
             machine.env.sleep(Duration::from_secs(60)).await;
             let report = machine.array.report();
             eprintln!("member 5 {} on {:?} (old {old:?})", report.members[5].state, report.members[5].drive);
@@ -332,12 +331,12 @@ fn coordination_may_be_away_while_carriers_are_mended() {
                 write_fresh(&machine, stripe, 1000).await?;
             }
             machine.volume.flush().await?;
-            machine.array.fail_member(Position::new(0), "admin").await?;
+            machine.array.fail_member(MemberNo::new(0), "admin").await?;
             let id = machine.array.id();
             let claim = site.ownership.current(id).await.unwrap();
-            assert_eq!(claim.stale, Positions::from_bits(1));
-            let other = Claim { revision: claim.revision + 1000, ..claim };
-            site.ownership.swap(id, claim, other).await.unwrap();
+            assert_eq!(claim.stale, MemberSet::one(MemberNo::new(0)));
+            let other = Claim { revision: claim.revision + 1000, ..claim.clone() };
+            site.ownership.swap(id, claim.clone(), other.clone()).await.unwrap();
             machine.env.sleep(Duration::from_secs(10)).await;
             site.ownership.swap(id, other, claim).await.unwrap();
             machine.env.sleep(Duration::from_secs(10)).await;
@@ -366,14 +365,13 @@ fn one_bad_stripe_keeps_no_other_member_from_being_rebuilt() {
             machine.array.destage_and_checkpoint().await?;
             let geo = machine.array.geometry();
             for position in [1, 2] {
-                site.disks[position]
-                    .corrupt((SLICE_AT + geo.block_at(Stripe(0), 0)) / BLOCK_BYTES as u64, &NOISE);
+                site.disks[position].corrupt((SLICE_AT + geo.block_at(0, 0)) / BLOCK_BYTES as u64, &NOISE);
             }
-            machine.array.fail_member(Position::new(0), "admin").await?;
+            machine.array.fail_member(MemberNo::new(0), "admin").await?;
             machine.replace(&news[0], 0, 3).await?;
             machine.env.sleep(Duration::from_secs(60)).await;
             let before = machine.array.report().members[0].stale_strips;
-            machine.array.fail_member(Position::new(5), "admin").await?;
+            machine.array.fail_member(MemberNo::new(5), "admin").await?;
             machine.replace(&news[1], 5, 4).await?;
             machine.env.sleep(Duration::from_secs(24 * 3600)).await;
             let report = machine.array.report();
@@ -547,7 +545,7 @@ fn a_member_that_takes_no_copy_of_the_log_keeps_nobody() {
         let bad = machine.drives[3].as_ref().unwrap();
         let reserved = metadata_of(&machine.array.geometry());
         (0..10_000).for_each(|_| bad.plant_within(Op::Write, 0, Fault::Fail, reserved.clone()));
-        machine.array.fail_member(Position::new(5), "gone").await?;
+        machine.array.fail_member(MemberNo::new(5), "gone").await?;
         machine.drives[0].as_ref().unwrap().set_gone(true);
         for tag in 2..=40 {
             let one = async {
@@ -577,7 +575,7 @@ fn a_full_host_is_no_fault_of_the_drive_whose_label_it_refuses() {
         write(&machine, 1, 1).await?;
         let full = machine.drives[1].as_ref().unwrap();
         (0..5).for_each(|_| full.plant_within(Op::Write, 0, Fault::HostFull, LABEL));
-        machine.array.fail_member(Position::new(5), "gone").await?;
+        machine.array.fail_member(MemberNo::new(5), "gone").await?;
         write(&machine, 2, 2).await?;
         machine.volume.flush().await?;
         machine.env.sleep(Duration::from_secs(100)).await;

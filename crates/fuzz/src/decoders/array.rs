@@ -10,11 +10,13 @@ use penstock_array::format::root::Root;
 use penstock_array::format::segment::SegmentHeader;
 use penstock_array::format::table_page::TablePage;
 use penstock_array::format::trailer::Trailer;
-use penstock_array::{Geometry, Position, Positions};
+use penstock_array::moves::Moves;
+use penstock_array::{Geometry, Layout, MemberNo, MemberSet, Position, Positions};
 use penstock_base::{
     ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, PoolId, Stripe, Version, crc32c_blocks,
 };
 use penstock_drive::copies::{COPY_BYTES, TwoCopies};
+use penstock_layout::Shape;
 
 const ARRAY: ArrayId = ArrayId(Id128([0xa7; 16]));
 /// `descriptor`: covered by the label's checksum. An accepted one must also give a geometry or an error.
@@ -40,10 +42,11 @@ fn descriptors() -> Vec<Descriptor> {
         role: Role::Data,
         k,
         m,
+        layout: Layout::one_group(usize::from(k + m)).expect("a group of few members"),
         strip_blocks: 64,
         log_bytes: 64 << 20,
         segment_bytes: 2 << 20,
-        stripes: 1000,
+        rows: 1000,
         epoch: Epoch(4),
         root_epoch: Epoch(3),
         revision: 12,
@@ -60,7 +63,12 @@ fn descriptors() -> Vec<Descriptor> {
             })
             .collect(),
     };
-    vec![descriptor(4, 2, "data"), descriptor(1, 2, "meta"), descriptor(3, 0, "")]
+    let shape = Shape { members: 6, strips: 4, redundancy: 1, spares: 1, domains: 6 };
+    let layout = Layout::declustered(shape, &[vec![2, 0, 5, 3, 1, 4], vec![5, 4, 3, 2, 1, 0]]);
+    let layout = layout.expect("permutations of six members");
+    // The members of another code on as many drives.
+    let spread = Descriptor { k: 3, m: 1, layout, ..descriptor(4, 2, "spread") };
+    vec![descriptor(4, 2, "data"), descriptor(1, 2, "meta"), descriptor(3, 0, ""), spread]
 }
 
 /// `label`: one copy of it, with an encoded descriptor.
@@ -68,7 +76,7 @@ pub(super) const LABEL: Decoder = Decoder {
     name: "label",
     most_bytes: COPY_BYTES + 4096,
     seeds: || {
-        let label = |descriptor: &Descriptor| contents_of(&Label::new(descriptor, Position::new(1)).encode());
+        let label = |descriptor: &Descriptor| contents_of(&Label::new(descriptor, MemberNo::new(1)).encode());
         descriptors().iter().map(label).collect()
     },
     seal: |bytes| seal(bytes),
@@ -120,9 +128,13 @@ pub(super) const TABLE_PAGE: Decoder = Decoder {
     seeds: || {
         let page =
             |strips: u16, words: Vec<u64>| TablePage { array: ARRAY, index: 1, checkpoint: 3, strips, words };
-        [page(2, vec![0, 7, 7, 2, 9, 8]), page(6, vec![5; 490]), page(3, Vec::new())]
-            .map(|page| page.encode().to_vec())
-            .to_vec()
+        [
+            page(2, vec![0, 0, 0, 7, 7, 2, 1, 3, 9, 8]),
+            page(6, [[0; 3], [5; 3], [5; 3]].concat().repeat(54)),
+            page(3, Vec::new()),
+        ]
+        .map(|page| page.encode().to_vec())
+        .to_vec()
     },
     seal: seal_block,
     check: |bytes| agrees(bytes, &Form::Value, TablePage::decode, |page| page.encode().to_vec()),
@@ -146,7 +158,7 @@ pub(super) const ROOT: Decoder = Decoder {
             order: 77,
             table_sum: 12,
             epoch: Epoch(6),
-            behind: Positions::from_bits(4),
+            behind: MemberSet::one(MemberNo::new(200)),
         };
         vec![root.encode().to_vec()]
     },
@@ -234,6 +246,7 @@ fn records() -> Vec<Vec<u8>> {
             upto: 6,
             version: Version(12),
             stale: Positions::from_bits(1),
+            moves: Moves::NONE.with(Position::new(2), Some(1)),
             contained: vec![(0, 5)],
         },
         Entry::Destage {
@@ -249,16 +262,18 @@ fn records() -> Vec<Vec<u8>> {
             set: Positions::from_bits(1),
             clear: Positions::from_bits(2),
             version: Version(14),
+            moves: Moves::NONE.with(Position::new(1), Some(7)),
         },
-        Entry::MemberReset { member: Position::new(1) },
+        Entry::MemberReset { member: MemberNo::new(1) },
     ]);
     let control = head(vec![
-        Entry::MemberReset { member: Position::new(0) },
+        Entry::MemberReset { member: MemberNo::new(255) },
         Entry::Fresh {
             stripe: Stripe(9),
             upto: 0,
             version: Version(1),
             stale: Positions::from_bits(0),
+            moves: Moves::NONE,
             contained: Vec::new(),
         },
     ]);
@@ -285,4 +300,22 @@ fn seal_record(bytes: &mut [u8]) {
     }
     bytes[56..60].copy_from_slice(&payload);
     seal_crc(bytes, 4, &[8..end]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fuzzer that begins with arrays which cannot be opened finds little.
+    #[test]
+    fn every_descriptor_has_a_geometry() {
+        let mut layouts = Vec::new();
+        for descriptor in descriptors() {
+            let geometry = Geometry::of(&descriptor).unwrap();
+            assert_eq!(geometry.members, descriptor.members.len(), "{}", descriptor.name);
+            assert_eq!(geometry.stripes, descriptor.layout.stripes(descriptor.rows), "{}", descriptor.name);
+            layouts.push(matches!(descriptor.layout, Layout::Declustered(_)));
+        }
+        assert!(layouts.contains(&true) && layouts.contains(&false), "every kind of layout");
+    }
 }

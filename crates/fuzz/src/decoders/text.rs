@@ -1,8 +1,8 @@
 //! Decoders of text: the files of a store's folder, and values that people type.
 
 use crate::check::{Decoder, Form, Verdict, agrees, unsealed};
-use penstock_array::Positions;
 use penstock_array::ownership::{AcceptedLoss, Claim, Generations, Since};
+use penstock_array::{MemberNo, MemberSet};
 use penstock_base::text::{parse_code, parse_size};
 use penstock_base::{ArrayId, Epoch, Id128};
 use penstock_node::{Claims, StoreFile};
@@ -14,17 +14,19 @@ pub(super) const CLAIMS: Decoder = Decoder {
     name: "coordination-json",
     most_bytes: 2048,
     seeds: || {
+        let members = |mask: u64| -> MemberSet {
+            (0..64).filter(|at| mask & 1 << at != 0).map(MemberNo::new).collect()
+        };
         let claim = |number: u8, stale: u64| {
             let since = |first, until| Since { first: Epoch(first), until: Epoch(until) };
-            let accepted =
-                AcceptedLoss::new([(3, since(2, 0)), (63, since(1, 2))], Positions::from_bits(stale + 1))
-                    .expect("members that there are");
+            let accepted = AcceptedLoss::new([(3, since(2, 0)), (63, since(1, 2))], members(stale + 1))
+                .expect("members that there are");
             let generations =
                 Generations::new([(2, 2), (63, u64::MAX / 2)]).expect("drives that replaced others");
             let claim = Claim {
                 epoch: Epoch(3),
                 revision: u64::MAX / 2,
-                stale: Positions::from_bits(stale),
+                stale: members(stale),
                 accepted,
                 generations,
                 root_epoch: Epoch(2),

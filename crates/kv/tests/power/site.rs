@@ -49,7 +49,8 @@ impl Site {
     pub fn of(disk_bytes: u64) -> Self {
         let m = 2;
         let (strip_blocks, log_bytes, segment_bytes) = (8, 3 << 20, 128 << 10);
-        let spec = CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new("meta", 1, m) };
+        let spec =
+            CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new("meta", 1, m).unwrap() };
         let world = World::new(1);
         let env = world.env();
         let disks: Vec<_> = (0..=m).map(|_| SimDisk::new(disk_bytes)).collect();

@@ -15,7 +15,7 @@ use flate2::write::GzEncoder;
 use penstock_array::ownership::Ownership;
 use penstock_base::env::random_id;
 use penstock_base::num::to_u32;
-use penstock_base::{ArrayId, BLOCK_BYTES, Branch, Dec, Enc, FileId, crc32c};
+use penstock_base::{ArrayId, BLOCK_BYTES, Branch, Dec, Enc, ErrorKind, FileId, crc32c};
 use penstock_client::SetAttrRequest;
 use penstock_kv::{KvError, for_each};
 use penstock_node::Claims;
@@ -31,6 +31,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The stores: name, and true if the power was cut while a drive was away.
 const STORES: [(&str, bool); 2] = [("at-rest", false), ("cut", true)];
@@ -153,12 +154,21 @@ async fn make(machine: &Machine, dir: FileId, name: &str, mode: u32) -> FileId {
     machine.client.make(Branch::MAIN, request).await.unwrap().file()
 }
 
-/// A request of a session of another process.
+/// A request of a session of another process. It is sent again until the client of the machine has given back
+/// what it calls for.
 async fn ask<R: Message + Default>(machine: &Machine, of: (u64, u64), kind: Kind, body: Vec<u8>) -> R {
-    let mut frame = Frame::request(kind, body, Vec::new());
-    (frame.header.session, frame.header.sequence) = of;
-    let reply = machine.node.serve(frame, true).await.into_result().unwrap().0;
-    R::decode(&reply[..]).unwrap()
+    for _ in 0..100 {
+        let mut frame = Frame::request(kind, body.clone(), Vec::new());
+        (frame.header.session, frame.header.sequence) = of;
+        match machine.node.serve(frame, true).await.into_result() {
+            Ok((reply, ..)) => return R::decode(&reply[..]).unwrap(),
+            Err(refused) if refused.kind == ErrorKind::Retry => {
+                machine.env.sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    panic!("the client of the machine keeps what is called for");
 }
 
 /// Makes something of every kind.

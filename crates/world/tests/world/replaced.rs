@@ -136,7 +136,7 @@ fn cut_while_a_replacement_is_recorded(k: usize, m: usize, slow: Duration) {
         let (node, asked) = (machine.node.clone(), old.to_string());
         let replace = async move { drop(node.replace_drive(&asked, Some("new")).await) };
         world.env().spawn("replace", Box::pin(replace));
-        while data.position_of(old).is_some() {
+        while data.member_on(old).is_some() {
             machine.env.sleep(Duration::from_millis(1)).await;
         }
         write_durably(&machine, "fresh", 4 << 20).await;
@@ -458,12 +458,12 @@ fn nothing_changes_for_a_replacement_whose_place_cannot_be_noted() {
                 return Err("no space left on the host".to_owned());
             }
             let new = node.drives().into_iter().find(|drive| drive.path() == "new").expect("it is noted");
-            notes.borrow_mut().push(node.arrays().iter().any(|array| array.position_of(new.id()).is_some()));
+            notes.borrow_mut().push(node.arrays().iter().any(|array| array.member_on(new.id()).is_some()));
             Ok(())
         });
         let refused = machine.node.replace_drive(&old.to_string(), Some("new")).await.unwrap_err();
         assert!(refused.to_string().contains("no space left on the host"), "{refused}");
-        assert!(machine.node.arrays().iter().all(|array| array.position_of(old).is_some()));
+        assert!(machine.node.arrays().iter().all(|array| array.member_on(old).is_some()));
         assert!(machine.node.drives().iter().all(|drive| drive.path() != "new"));
         full.set(false);
         machine.node.replace_drive(&old.to_string(), Some("new")).await.unwrap();

@@ -186,7 +186,7 @@ mod tests {
     #[allow(clippy::single_range_in_vec_init, reason = "the ranges are the expected value")]
     fn near_columns_are_destaged_together() {
         // Records of at most 127 blocks, so ranges of at most 21 columns for 4+2.
-        let geo = Geometry::fit(&CreateSpec::new("t", 4, 2), 1 << 30).unwrap();
+        let geo = Geometry::fit(&CreateSpec::new("t", 4, 2).unwrap(), 1 << 30).unwrap();
         for (columns, expected) in [
             (vec![], vec![]),
             (vec![5], vec![5..6]),

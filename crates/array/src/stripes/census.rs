@@ -1,0 +1,136 @@
+//! Counts of written stripes: the strips that they lack, and the strips on each member.
+//!
+//! Invariant: the counts are those of the stripes that were added and not removed since, each as it was then.
+
+use crate::layout::Layout;
+use crate::members::StripsOn;
+use crate::moves::Moves;
+use crate::place::{MemberNo, MemberSet, Position, Positions};
+use penstock_base::Stripe;
+
+/// The strips of a written stripe that are not valid, or not at their own places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StripeState {
+    pub(crate) stale: Positions,
+    pub(crate) moves: Moves,
+}
+
+impl StripeState {
+    /// The state in the first words of an entry.
+    ///
+    /// # Panics
+    /// If the entry was not verified when it was read.
+    pub(super) fn of(entry: &[u64]) -> Self {
+        let moves = Moves::of_words(entry[1], entry[2]).expect("entries are verified when they are read");
+        Self { stale: Positions::from_bits(entry[0]), moves }
+    }
+
+    /// Puts the state into the first words of an entry.
+    pub(super) fn put(self, entry: &mut [u64]) {
+        let [moved, spares] = self.moves.words();
+        entry[..3].copy_from_slice(&[self.stale.bits(), moved, spares]);
+    }
+}
+
+/// Counts of the written stripes of one array.
+#[derive(Clone, Debug)]
+pub(crate) struct Census {
+    absent: MemberSet,
+    written: u64,
+    /// Stripes by the number of their stale strips.
+    by_stale: Vec<u64>,
+    /// Stripes by the number of strips that are stale or on absent members.
+    by_lacking: Vec<u64>,
+    members: Vec<StripsOn>,
+}
+
+impl Census {
+    /// No stripe is written.
+    pub(crate) fn new(layout: &Layout) -> Self {
+        let none = vec![0; layout.strips() + 1];
+        Self {
+            absent: MemberSet::NONE,
+            written: 0,
+            by_stale: none.clone(),
+            by_lacking: none,
+            members: vec![StripsOn::default(); layout.members()],
+        }
+    }
+
+    /// Members whose strips count as lacking.
+    pub(crate) fn absent(&self) -> MemberSet {
+        self.absent
+    }
+
+    /// Counts strips on these members as lacking.
+    ///
+    /// # Panics
+    /// If stripes were counted already.
+    pub(super) fn set_absent(&mut self, absent: MemberSet) {
+        assert_eq!(self.written, 0, "stripes are counted again");
+        self.absent = absent;
+    }
+
+    /// Written stripes.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// The most stale strips of a stripe.
+    pub(crate) fn most_stale(&self) -> usize {
+        self.by_stale.iter().rposition(|stripes| *stripes > 0).unwrap_or(0)
+    }
+
+    /// Written stripes that lack a strip.
+    pub(crate) fn lacking(&self) -> u64 {
+        self.written - self.by_lacking[0]
+    }
+
+    /// Written stripes that lack exactly so many strips.
+    pub(crate) fn lacking_exactly(&self, strips: usize) -> u64 {
+        self.by_lacking.get(strips).copied().unwrap_or(0)
+    }
+
+    /// The most strips that a stripe lacks.
+    pub(crate) fn worst(&self) -> usize {
+        self.by_lacking.iter().rposition(|stripes| *stripes > 0).unwrap_or(0)
+    }
+
+    /// The strips on a member.
+    pub(crate) fn on(&self, member: MemberNo) -> StripsOn {
+        self.members[member.index()]
+    }
+
+    /// A stripe is written.
+    pub(super) fn add(&mut self, layout: &Layout, stripe: Stripe, state: StripeState) {
+        self.count(layout, stripe, state, |count| *count += 1);
+    }
+
+    /// A stripe that was counted in this state is not in it any more.
+    pub(super) fn remove(&mut self, layout: &Layout, stripe: Stripe, state: StripeState) {
+        self.count(layout, stripe, state, |count| {
+            *count = count.checked_sub(1).expect("it was counted");
+        });
+    }
+
+    fn count(&mut self, layout: &Layout, stripe: Stripe, state: StripeState, change: impl Fn(&mut u64)) {
+        let mut lacking = 0;
+        for (at, place) in layout.places(stripe, state.moves).enumerate() {
+            let (position, on) = (Position::new(at), &mut self.members[place.member.index()]);
+            let is_stale = state.stale.contains(position);
+            change(&mut on.strips);
+            if is_stale {
+                change(&mut on.stale);
+            }
+            lacking += usize::from(is_stale || self.absent.contains(place.member));
+        }
+        assert!(state.stale.len() <= lacking, "a stale strip is lacking");
+        for position in state.moves.moved().iter() {
+            let own = layout.own_place(stripe, position).member;
+            change(&mut self.members[own.index()].moved_away);
+        }
+        change(&mut self.written);
+        change(&mut self.by_stale[state.stale.len()]);
+        change(&mut self.by_lacking[lacking]);
+    }
+}

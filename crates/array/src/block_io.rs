@@ -139,10 +139,12 @@ impl BlockIo {
         let mut parts: Vec<Part> = self.context.geo.data_strips().map(strip).collect();
         let parity = self.strips.encode(&parts);
         parts.extend(parity);
-        let (moves, _promised) = self.stripes.fresh_moves(stripe)?;
+        let fresh = self.stripes.begin_fresh(stripe)?;
+        let moves = fresh.moves();
         let landed = self.strips.write_stripe(stripe, &parts, moves, version, StripWrite::fresh(io)).await?;
         let pending = PendingFresh { version, landed, moves, upto, contained: Vec::new() };
-        self.stripes.add_pending(stripe, pending);
+        self.stripes.add_pending(stripe, pending)?;
+        drop(fresh);
         self.context.count(|counts| counts.fresh_stripes += 1);
         Ok(())
     }

@@ -51,6 +51,11 @@ impl Layout {
             let why = format!("a row has at most {MOST_SPARES} spare places, not {}", shape.spares);
             return Err(ArrayError::Invalid(why));
         }
+        if shape.spares > 0 && shape.domains < shape.members {
+            // A strip that comes back to its own place may find another in its domain.
+            let why = "failure domains of several members cannot have spare places in this release";
+            return Err(ArrayError::Invalid(why.into()));
+        }
         match Declustered::new(shape, bases) {
             Ok(layout) => Ok(Self::Declustered(Box::new(layout))),
             Err(error) => Err(ArrayError::Invalid(error.to_string())),
@@ -75,6 +80,20 @@ impl Layout {
         match self {
             Self::Fixed(fixed) => fixed.strips(),
             Self::Declustered(spread) => spread.shape().strips,
+        }
+    }
+
+    /// The layout in a few words, for people.
+    pub fn describe(&self) -> String {
+        let members = self.members();
+        match self {
+            Self::Fixed(fixed) => match members / fixed.strips() {
+                1 => format!("fixed, {members} members"),
+                groups => format!("fixed, {groups} groups of {} members", fixed.strips()),
+            },
+            Self::Declustered(spread) => {
+                format!("declustered, {members} members, {} spare", spread.shape().spares)
+            }
         }
     }
 
@@ -183,7 +202,6 @@ impl Layout {
             taken.contains(&spare) || is_taken(spread.spare_place(number, strip, spare).into())
         };
         let spare_of = |other| moves.spare_of(Position::new(other));
-        assert!(taken.len() <= spread.shape().spares, "{} strips in the spare places of a row", taken.len());
         spread.find_spare(number, strip, spare_of, is_taken, |member| is_lost(MemberNo::new(member)))
     }
 }
@@ -195,7 +213,8 @@ mod tests {
 
     /// Stripes of four strips that survive the loss of two, on twelve members.
     fn spread(domains: usize) -> Layout {
-        let shape = Shape { members: 12, strips: 4, redundancy: 2, spares: 2, domains };
+        let spares = if domains == 12 { 2 } else { 0 };
+        let shape = Shape { members: 12, strips: 4, redundancy: 2, spares, domains };
         Layout::declustered(shape, &[vec![3, 4, 8, 1, 0, 7, 2, 10, 9, 11, 5, 6]]).unwrap()
     }
 

@@ -41,7 +41,7 @@ use penstock_base::rank::RankedMutex;
 use penstock_base::{DriveId, Epoch, Stripe};
 use penstock_drive::Slice;
 use penstock_drive::copies::Scrubbed;
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::rc::Rc;
 
 /// One member as it stands.
@@ -58,6 +58,10 @@ pub struct MemberReport {
     /// Strips that are to be there and are in spare places now.
     pub moved_strips: u64,
 }
+
+/// True if a stripe that can be made whole without members that are gone cannot be without further ones: the
+/// first set and the second.
+pub(crate) type LossTest = Box<dyn Fn(MemberSet, MemberSet) -> bool>;
 
 /// Strips of written stripes on one member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,8 +89,8 @@ pub(crate) struct Members {
     accepted: RefCell<AcceptedLoss>,
     /// Members whose label was written in this epoch.
     written: Cell<MemberSet>,
-    /// Members on which no strip lies that counts. The owner of the stripes says which.
-    empty: Cell<MemberSet>,
+    /// Says if stripes would be lost without members. The owner of the stripes sets it.
+    losses: OnceCell<LossTest>,
     reconfiguration: RankedMutex<()>,
     replacement: RankedMutex<()>,
     owed: OwedLabels,
@@ -141,7 +145,7 @@ impl Members {
             owned: Cell::default(),
             accepted: RefCell::default(),
             written: Cell::default(),
-            empty: Cell::default(),
+            losses: OnceCell::new(),
             reconfiguration: RankedMutex::new(ranks::RECONFIGURATION, ()),
             replacement: RankedMutex::new(ranks::REPLACEMENT, ()),
             owed: OwedLabels::default(),
@@ -262,10 +266,9 @@ impl Members {
         self.context.layout.all_members().without(self.reachable())
     }
 
-    /// Members on which no strip lies that counts: the array loses nothing with them.
-    pub(crate) fn set_empty(&self, members: MemberSet) {
-        assert!(!members.meets(self.reachable()), "a member that takes I/O may get strips at any time");
-        self.empty.set(members);
+    /// Sets the test that tells for certain if stripes would be lost.
+    pub(crate) fn set_loss_test(&self, test: LossTest) {
+        assert!(self.losses.set(test).is_ok(), "there is one owner of stripes");
     }
 
     /// Members recorded as stale.
@@ -304,19 +307,27 @@ impl Members {
     /// True if the array survives the loss of these drives as well: of their strips, and of their replicas of
     /// the log, which may be the last ones until carriers are replaced.
     pub(crate) fn survives(&self, drives: &[DriveId]) -> bool {
-        let lost = {
-            let desc = self.desc.borrow();
-            let taken = desc.members.iter().enumerate().filter(|(_, member)| drives.contains(&member.drive));
-            let taken = taken.map(|(at, _)| MemberNo::new(at)).collect();
-            self.gone().with(self.stale()).with(taken)
-        };
-        self.context.layout.most_lost(lost.without(self.empty.get())) <= self.context.geo.m
-            && self.desc.borrow().carriers().any(|carrier| !lost.contains(carrier))
+        let desc = self.desc.borrow();
+        let taken = desc.members.iter().enumerate().filter(|(_, member)| drives.contains(&member.drive));
+        let taken: MemberSet = taken.map(|(at, _)| MemberNo::new(at)).collect();
+        let lost = self.gone().with(self.stale()).with(taken);
+        if !desc.carriers().any(|carrier| !lost.contains(carrier)) {
+            return false;
+        }
+        let (layout, m) = (&self.context.layout, self.context.geo.m);
+        if layout.most_lost(lost) <= m {
+            return true;
+        }
+        // Members whose strips have moved are lost without harm, which only the stripes themselves tell. New
+        // stripes need as many places as before, but for m of them.
+        let has_room = layout.spares() > 0 && lost.len() <= m + layout.spares();
+        has_room && self.losses.get().is_some_and(|loses| !loses(self.gone(), taken))
     }
 
     /// True if a drive holds a member that is not lost already.
     pub(crate) fn uses(&self, drive: DriveId) -> bool {
-        self.member_on(drive).is_some_and(|at| !self.stale().contains(at))
+        // One that is stale may hold strips that were written since it is back.
+        self.member_on(drive).is_some_and(|at| !self.stale().contains(at) || self.is_reachable(at))
     }
 
     /// Counts a block that does not verify against the drive of a member.

@@ -58,6 +58,13 @@ impl Moves {
         self.moved.iter().enumerate().map(move |(rank, position)| (position, self.spare_at(rank)))
     }
 
+    /// The same with a strip in a spare place, or at its own one; none if too many strips would have moved.
+    #[must_use]
+    pub fn try_with(self, position: Position, spare: Option<usize>) -> Option<Self> {
+        let moved = self.moved.without(Positions::one(position)).len() + usize::from(spare.is_some());
+        (moved <= MOST_MOVED).then(|| self.with(position, spare))
+    }
+
     /// The same with a strip in a spare place, or at its own one.
     ///
     /// # Panics

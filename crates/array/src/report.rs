@@ -71,8 +71,8 @@ pub struct Report {
     pub unreadable_stripes: u64,
     /// Stripes in the array, and written ones among them.
     pub stripes: (u64, u64),
-    /// Spare places of a row.
-    pub spares: usize,
+    /// The layout in a few words.
+    pub layout: String,
     /// Bytes of data in a stripe.
     pub stripe_bytes: u64,
     /// Share of the log in use, in percent.
@@ -134,7 +134,7 @@ impl Array {
             missing_carriers: self.missing_carriers(),
             unreadable_stripes: self.stripes.map().unreadable().len() as u64,
             stripes: (context.geo.stripes, census.written()),
-            spares: context.layout.spares(),
+            layout: context.layout.describe(),
             stripe_bytes: u64::from(context.geo.stripe_blocks()) * BLOCK_BYTES as u64,
             log_used_percent: self.chain.used_percent(),
             dirty_blocks: self.stripes.overlay().counts().blocks,

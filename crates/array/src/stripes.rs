@@ -11,6 +11,7 @@ pub(crate) mod table;
 mod versions;
 
 use crate::context::Context;
+use crate::error::ArrayError;
 use crate::format::record::Entry;
 use crate::layout::StripPlace;
 use crate::members::Members;
@@ -46,7 +47,7 @@ pub(crate) struct Stripes {
 
 impl Stripes {
     pub(crate) fn new(context: &Rc<Context>, members: &Rc<Members>, queue: &Rc<EntryQueue>) -> Rc<Self> {
-        Rc::new(Self {
+        let this = Rc::new(Self {
             context: context.clone(),
             members: members.clone(),
             map: RefCell::new(StripeMap::new(StripeTable::new(&context.geo, &context.layout))),
@@ -55,7 +56,42 @@ impl Stripes {
             promises: Promises::default(),
             versions: Versions::new(queue),
             locks: RankedLocks::new(ranks::STRIPE),
-        })
+        });
+        let stripes = Rc::downgrade(&this);
+        members.set_loss_test(Box::new(move |gone, taken| {
+            // An array that goes away loses nothing more.
+            stripes.upgrade().is_some_and(|stripes| stripes.loses(gone, taken))
+        }));
+        this
+    }
+
+    /// True if a stripe that has enough strips without the `gone` members has not without the `taken` ones
+    /// too: a written one, one whose record is on its way, or one that is being written.
+    fn loses(&self, gone: MemberSet, taken: MemberSet) -> bool {
+        let (most, without) = (self.context.geo.m, gone.with(taken));
+        let lacks = |stripe, stale: Positions, moves, members: MemberSet| {
+            let places = self.context.layout.places(stripe, moves).enumerate();
+            let lacking = |(at, place): &(usize, StripPlace)| {
+                stale.contains(Position::new(*at)) || members.contains(place.member)
+            };
+            places.filter(lacking).count()
+        };
+        let loses = |stripe, stale: Positions, moves: Moves| {
+            lacks(stripe, stale, moves, gone) <= most && lacks(stripe, stale, moves, without) > most
+        };
+        let map = self.map();
+        let mut pending = map.pending();
+        let life_of = |member| self.members.life(member);
+        pending.any(|(stripe, _)| loses(stripe, map.stale(stripe, life_of), map.moves(stripe)))
+            || self
+                .promises
+                .in_flight()
+                .into_iter()
+                .any(|(stripe, moves)| loses(stripe, Positions::NONE, moves))
+            || map
+                .table()
+                .find_written(Stripe(0), |stripe, state| loses(stripe, state.stale, state.moves))
+                .is_some()
     }
 
     /// The state of all stripes. Let go of it before the next wait.
@@ -132,17 +168,32 @@ impl Stripes {
         reachable.without(self.stale(stripe))
     }
 
+    /// True if a pending stripe lacks a strip on one of these members.
+    pub(crate) fn pending_misses_on(&self, members: MemberSet) -> bool {
+        let map = self.map();
+        let mut pending = map.pending();
+        pending.any(|(stripe, _)| self.stale(stripe).meets(self.strips_on(stripe, members)))
+    }
+
     /// True if the record of a pending stripe would lack one of these strips.
     pub(crate) fn pending_misses(&self, strips: Positions) -> bool {
         self.map.borrow().pending_misses(strips, |member| self.members.life(member))
     }
 
     /// All strips of an unwritten stripe were written. It counts once its record is durable.
-    pub(crate) fn add_pending(&self, stripe: Stripe, pending: PendingFresh) {
-        if pending.landed.iter().any(Option::is_none) {
-            self.members.set_empty(MemberSet::NONE);
-        }
+    /// Refused if too many were missed: nobody could read it.
+    pub(crate) fn add_pending(&self, stripe: Stripe, pending: PendingFresh) -> Result<(), ArrayError> {
+        self.check_whole(stripe, pending.stale(|member| self.members.life(member)).len())?;
         self.map.borrow_mut().add_pending(stripe, pending);
+        Ok(())
+    }
+
+    /// An error if a stripe that lacks so many strips cannot be read.
+    fn check_whole(&self, stripe: Stripe, lacking: usize) -> Result<(), ArrayError> {
+        match lacking > self.context.geo.m {
+            true => Err(ArrayError::Suspended(format!("stripe {stripe} would lack {lacking} strips"))),
+            false => Ok(()),
+        }
     }
 
     /// The record of a pending stripe as its members stand now; none if it is not pending under `version`.
@@ -157,8 +208,6 @@ impl Stripes {
         }
         let lacking = self.map.borrow_mut().apply(entry, |member| self.members.life(member));
         if !lacking.is_empty() {
-            // Their members may be among those that had no strips.
-            self.members.set_empty(MemberSet::NONE);
             // The members may have everything else, and then nothing but resync looks at them.
             self.context.signals.resync.notify_one();
         }

@@ -170,13 +170,13 @@ impl MountAs {
 pub struct Up {
     /// Folder of the store, instead of --dir [default: ./penstock-data]
     pub folder: Option<PathBuf>,
-    /// Number of drives of a new store [default: as many as the code has strips]
+    /// Number of drives of a new store, 1 to 256 [default: as many as the code has strips, or 6]
     #[arg(long)]
     pub drives: Option<usize>,
     /// Size of each drive of a new store, as in 4G or 512M [default: 4G]
     #[arg(long, value_parser = parse_size)]
     pub drive_size: Option<u64>,
-    /// Code of the data array of a new store: data+parity strips [default: 4+2]
+    /// Code of the data array of a new store: data+parity strips [default: chosen for the number of drives]
     #[arg(long, value_parser = parse_code)]
     pub code: Option<(usize, usize)>,
     /// Mount the file system at this empty directory

@@ -260,6 +260,7 @@ pub fn arrays(arrays: &[ArrayReport]) {
 
 pub fn array(array: &ArrayReport) {
     arrays(std::slice::from_ref(array));
+    println!("\nlayout    {}", array.layout);
     println!("\nid        {}", array.id);
     if let Some(why) = &array.suspended {
         println!("suspended {why}");
@@ -289,14 +290,15 @@ pub fn array(array: &ArrayReport) {
         array.unreadable_stripes
     );
     scrub_dates(array);
-    println!("\n{:<8}{:<10}{:<12}{:>8}  carrier", "member", "drive", "state", "stale");
-    for (position, member) in array.members.iter().enumerate() {
+    println!("\n{:<8}{:<10}{:<12}{:>8}{:>8}  carrier", "member", "drive", "state", "stale", "moved");
+    for (number, member) in array.members.iter().enumerate() {
         let carrier = if member.carrier { "yes" } else { "" };
         println!(
-            "{position:<8}{:<10}{:<12}{:>8}  {carrier}",
+            "{number:<8}{:<10}{:<12}{:>8}{:>8}  {carrier}",
             short(&member.drive),
             member.state,
-            member.stale_strips
+            member.stale_strips,
+            member.moved_strips
         );
     }
 }

@@ -12,7 +12,7 @@ use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
     Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, Holding, InProcess,
-    Lacking, Node, ScrubFile, Severity, Start, StoreFile, StoreSpec, create_store, find_drives,
+    Lacking, Node, Plan, ScrubFile, Severity, Start, StoreFile, StoreSpec, create_store, find_drives,
     look_for_store,
 };
 use penstock_worker::{Worker, block_on};
@@ -273,9 +273,12 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
         None => look_for_store(env, &*backing, &paths, &*ownership).await,
     };
     if found != Holding::Store {
-        let spec = wanted_spec(options)?;
+        let plan = wanted_plan(options)?;
+        let spec = StoreSpec::new(&plan, options.drive_size.unwrap_or(4 << 30))?;
         paths = new_paths(folder, &spec)?;
         note!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
+        note!("{}", plan.describe());
+        note!("this is {}", why(options));
         let made: StoreId = create_store(env, &*backing, &spec, &paths, &found).await?;
         store = Some(made);
     }
@@ -295,16 +298,24 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     Ok(node)
 }
 
-fn wanted_spec(options: &Up) -> Result<StoreSpec> {
-    let (k, m) = options.code.unwrap_or((4, 2));
-    let drives = options.drives.unwrap_or(k + m);
-    if drives != k + m {
-        bail!(
-            "code {k}+{m} takes {} drives, not {drives}: layouts that spread it over more are not in this release",
-            k + m
-        );
+/// Drives of a new store if nothing is said of them.
+const DRIVES: usize = 6;
+
+fn wanted_plan(options: &Up) -> Result<Plan> {
+    Ok(match (options.drives, options.code) {
+        (Some(drives), Some((k, m))) => Plan::of_code(drives, k, m)?,
+        (None, Some((k, m))) => Plan::of_code(k + m, k, m)?,
+        (drives, None) => Plan::for_drives(drives.unwrap_or(DRIVES))?,
+    })
+}
+
+/// Why a new store has the plan that it has.
+fn why(options: &Up) -> &'static str {
+    match (options.drives, options.code) {
+        (_, Some(_)) => "as asked for",
+        (Some(_), None) => "chosen for that number of drives; --code asks for another code",
+        (None, None) => "the default; --drives and --code ask for others",
     }
-    Ok(StoreSpec::new(k, m, options.drive_size.unwrap_or(4 << 30))?)
 }
 
 fn new_paths(folder: &Folder, spec: &StoreSpec) -> Result<Vec<String>> {

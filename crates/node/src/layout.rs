@@ -1,6 +1,6 @@
 //! Layout of a store over its drives, and making a store.
 //!
-//! drive = superblock | metadata slice (the first 1+m drives) | data slice | superblock
+//! drive = superblock | metadata slice | data slice | superblock
 //!
 //! Arrays with their labels are written first and superblocks last, so a power cut while a store is made
 //! leaves drives without superblocks, which are never taken for a store.
@@ -8,8 +8,9 @@
 use crate::backing::{Backing, Found, read_superblock};
 use crate::error::StartError;
 use crate::holding::Holding;
+use crate::plan::Plan;
 use penstock_array::format::descriptor::Role;
-use penstock_array::{ArrayError, CreateSpec, Geometry, MAX_PARITY, create};
+use penstock_array::{ArrayError, CreateSpec, Geometry, create};
 use penstock_base::env::random_id;
 use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{BLOCK_BYTES, DriveId, Env, PoolId, StoreId};
@@ -21,6 +22,8 @@ use std::rc::Rc;
 /// Smallest drive in bytes: two logs, their tables and some stripes must fit.
 pub const MIN_DRIVE_BYTES: u64 = 256 << 20;
 const STRIP_BLOCKS: u32 = 64;
+/// Least bytes of a metadata slice.
+const LEAST_META_BYTES: u64 = 96 << 20;
 /// Data blocks in a stripe (1 MiB), if the bounds on strips allow it.
 const STRIPE_BLOCKS: usize = 256;
 
@@ -41,14 +44,9 @@ pub struct StoreSpec {
 }
 
 impl StoreSpec {
-    /// A store on drives of `drive_bytes` each, with the code k+m. Refused if the code or the drive size is
-    /// out of bounds.
-    pub fn new(k: usize, m: usize, drive_bytes: u64) -> Result<Self, StartError> {
-        if k == 0 || k + m > 64 || m > MAX_PARITY {
-            return Err(StartError::Refused(format!(
-                "code {k}+{m}: 1 to 64 strips, at most {MAX_PARITY} of them redundancy"
-            )));
-        }
+    /// A store of this plan on drives of `drive_bytes` each. Refused if they are too small.
+    pub fn new(plan: &Plan, drive_bytes: u64) -> Result<Self, StartError> {
+        let (k, m) = plan.code();
         if drive_bytes < MIN_DRIVE_BYTES {
             return Err(StartError::Refused(format!(
                 "drives of {drive_bytes} bytes are too small: a store needs {} MiB each",
@@ -59,23 +57,34 @@ impl StoreSpec {
             true => to_u32((STRIPE_BLOCKS / k).min(STRIP_BLOCKS as usize)),
             false => STRIP_BLOCKS,
         };
-        let array = |name: &str, role, k, strip_blocks| {
+        let log_bytes = (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20);
+        let array = |name: &str, role, plan: &Plan, strip_blocks, first_carrier| {
+            let (k, m) = plan.code();
+            let layout = plan.layout()?;
+            // The pool is drawn when the store is made.
+            let spec = CreateSpec { layout, ..CreateSpec::new(name, k, m)? };
             Ok::<_, ArrayError>(CreateSpec {
-                // The pool is drawn when the store is made.
                 role,
                 strip_blocks,
-                log_bytes: (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20),
+                log_bytes,
                 segment_bytes: 0,
-                ..CreateSpec::new(name, k, m)?
+                first_carrier,
+                ..spec
             })
         };
-        let meta_slice_bytes = (drive_bytes / 8).max(96 << 20) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
+        // All drives together have as much as an eighth of each of 1+m drives.
+        let share = drive_bytes / 8 * (1 + m) as u64 / plan.drives() as u64;
+        let meta_slice_bytes = share.max(LEAST_META_BYTES) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
+        // Two arrays carry their logs on different drives if there are enough.
+        let (first_of_data, meta) = ((1 + m) % plan.drives(), plan.metadata());
         let mut spec = Self {
-            data: array("data", Role::Data, k, strip_blocks)?,
-            meta: array("meta", Role::Metadata, 1, STRIP_BLOCKS)?,
+            data: array("data", Role::Data, plan, strip_blocks, first_of_data)?,
+            meta: array("meta", Role::Metadata, &meta, STRIP_BLOCKS, 0)?,
             drive_bytes,
             meta_slice_bytes,
         };
+        assert!(meta_slice_bytes < drive_bytes, "a metadata slice of {meta_slice_bytes} bytes");
+        spec.meta.log_bytes = log_bytes.min(meta_slice_bytes / 4 / (1 << 20) * (1 << 20));
         let slices = [spec.meta_slice(), spec.data_slice()].map(|slice| slice.end - slice.start);
         for (array, slice_bytes) in [&mut spec.meta, &mut spec.data].into_iter().zip(slices) {
             fit_log(array, slice_bytes)?;
@@ -85,7 +94,7 @@ impl StoreSpec {
 
     /// Number of drives.
     pub fn drives(&self) -> usize {
-        self.data.k + self.data.m
+        self.data.layout.members()
     }
 
     fn meta_slice(&self) -> Range<u64> {
@@ -147,7 +156,7 @@ pub async fn create_store(
     let (store, pool) = (StoreId(random_id(env)), PoolId(random_id(env)));
     if paths.len() != spec.drives() {
         return Err(StartError::Refused(format!(
-            "code {}+{} takes {} drives and {} are given",
+            "code {}+{} is to lie on {} drives and {} are given",
             spec.data.k,
             spec.data.m,
             spec.drives(),
@@ -190,27 +199,21 @@ pub async fn create_store(
         };
         handles.push(DriveHandle::online(env.clone(), path.clone(), drive, superblock));
     }
-    let meta_members = spec.meta.k + spec.meta.m;
-    // The first members of an array carry its log. The members of the data array begin behind those of
-    // `meta`, so that the same drives do not carry both logs if there are enough.
-    let meta_drives: Vec<usize> = (0..meta_members).collect();
-    let data_drives: Vec<usize> = (0..handles.len()).map(|at| (at + meta_members) % handles.len()).collect();
     let mut tables: Vec<Vec<SliceEntry>> = vec![Vec::new(); handles.len()];
-    for (array_spec, drives, range) in
-        [(&spec.meta, &meta_drives, spec.meta_slice()), (&spec.data, &data_drives, spec.data_slice())]
-    {
+    for (array_spec, range) in [(&spec.meta, spec.meta_slice()), (&spec.data, spec.data_slice())] {
         let array_spec = CreateSpec { pool, ..array_spec.clone() };
-        let slices: Vec<Slice> = drives.iter().map(|drive| cut(&handles[*drive], &range)).collect();
+        let members = handles.iter().take(array_spec.layout.members());
+        let slices: Vec<Slice> = members.map(|drive| cut(drive, &range)).collect();
         let geometry = Geometry::fit(&array_spec, slices[0].len())?;
         for slice in &slices {
             allocate(backing, slice.drive().path(), &geometry, slice.offset(), slice.len())
                 .map_err(StartError::Refused)?;
         }
         let descriptor = create(env, &array_spec, &slices).await?;
-        for (position, (drive, slice)) in drives.iter().zip(&slices).enumerate() {
-            tables[*drive].push(SliceEntry {
+        for (member, slice) in slices.iter().enumerate() {
+            tables[member].push(SliceEntry {
                 array: descriptor.array,
-                member: to_u16(position),
+                member: to_u16(member),
                 extent: 0,
                 offset: slice.offset(),
                 len: slice.len(),
@@ -227,16 +230,33 @@ pub async fn create_store(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_array::MAX_PARITY;
 
     /// Regression: with more than five strips of parity no store could be made, although up to eight are
     /// supported.
     #[test]
     fn a_store_of_every_code_can_be_made() {
-        for drive_bytes in [MIN_DRIVE_BYTES, 1 << 30, 1 << 40] {
-            for (k, m) in (0..=MAX_PARITY).flat_map(|m| (1..=64 - m).map(move |k| (k, m))) {
-                let spec = StoreSpec::new(k, m, drive_bytes);
+        let codes = (0..=MAX_PARITY).flat_map(|m| (1..=64 - m).map(move |k| (k, m)));
+        for (k, m) in codes {
+            let plan = Plan::of_code(k + m, k, m).unwrap();
+            // The search for layouts takes longest.
+            let sizes: &[u64] =
+                if k % 9 == 1 { &[MIN_DRIVE_BYTES, 1 << 30, 1 << 40] } else { &[MIN_DRIVE_BYTES] };
+            for drive_bytes in sizes {
+                let spec = StoreSpec::new(&plan, *drive_bytes);
                 let mib = drive_bytes >> 20;
                 spec.unwrap_or_else(|error| panic!("{k}+{m} on drives of {mib} MiB: {error}"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_store_of_many_drives_can_be_made() {
+        for drives in [1, 2, 3, 5, 12, 24, 40] {
+            let plan = Plan::for_drives(drives).unwrap();
+            for drive_bytes in [MIN_DRIVE_BYTES, 1 << 43] {
+                let spec = StoreSpec::new(&plan, drive_bytes).unwrap();
+                assert_eq!((spec.drives(), spec.meta.layout.members()), (drives, drives));
             }
         }
     }

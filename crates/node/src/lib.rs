@@ -28,6 +28,7 @@ mod latency;
 mod layout;
 mod leases;
 mod node;
+mod plan;
 mod report;
 mod reports;
 mod scrub_record;
@@ -49,6 +50,7 @@ pub use inspect::{Detail, inspect};
 pub use layout::{StoreSpec, create_store};
 pub use node::Node;
 pub use penstock_array::Lacking;
+pub use plan::{Arrangement, Plan};
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,

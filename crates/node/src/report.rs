@@ -152,6 +152,8 @@ pub struct MemberReport {
     pub state: String,
     pub carrier: bool,
     pub stale_strips: u64,
+    /// Strips of it that are in spare places on other members.
+    pub moved_strips: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -160,7 +162,9 @@ pub struct ArrayReport {
     pub name: String,
     /// As in `4+2`.
     pub code: String,
-    /// `ok`, `degraded`, `critical`, `failed` or `suspended`.
+    /// The place of stripes on members, in a few words.
+    pub layout: String,
+    /// `ok`, `spared`, `degraded`, `critical`, `failed` or `suspended`.
     pub state: String,
     pub suspended: Option<String>,
     /// Reason why the array stopped by itself; a new start may open it.

@@ -181,9 +181,13 @@ impl Node {
         }
         for array in arrays.iter().filter(|array| array.state != "ok") {
             let debt = (array.redundancy_debt_stripes, array.redundancy_debt_carriers);
-            let why = array.stopped.clone().or(array.suspended.clone()).unwrap_or_else(|| {
-                format!("{} stripes and {} copies of its log lack redundancy", debt.0, debt.1)
-            });
+            let lacking = || match (array.state.as_str(), debt) {
+                ("spared", (0, 0)) => {
+                    "all stripes are whole, some in spare space: replace the drives that are gone".to_owned()
+                }
+                _ => format!("{} stripes and {} copies of its log lack redundancy", debt.0, debt.1),
+            };
+            let why = array.stopped.clone().or(array.suspended.clone()).unwrap_or_else(lacking);
             reasons.push(format!("array {} is {}: {why}", array.name, array.state));
         }
         reasons.extend(self.damage.reasons(self.unreadable(Role::Metadata).len()));
@@ -264,11 +268,13 @@ fn array_report(array: &Array, now_ns: i64) -> ArrayReport {
         state: member.state.to_owned(),
         carrier: member.carrier,
         stale_strips: member.stale_strips,
+        moved_strips: member.moved_strips,
     });
     ArrayReport {
         id: report.id.to_string(),
         name: report.name.clone(),
         code: format!("{}+{}", report.code.0, report.code.1),
+        layout: report.layout.clone(),
         state: report.state.word().to_owned(),
         suspended: report.suspended.clone(),
         stopped: report.stopped.clone(),

@@ -98,8 +98,11 @@ impl Seen {
         events: &Events,
     ) {
         let drive = |member: MemberNo| report.members[member.index()].drive;
-        let is_rebuild = |member: MemberNo, whole: bool| whole || replaced.contains(&drive(member));
+        let is_gone = |member: MemberNo| report.members[member.index()].state == "missing";
+        let is_rebuild =
+            |member: MemberNo, whole: bool| whole || replaced.contains(&drive(member)) || is_gone(member);
         let word = |rebuild: bool| if rebuild { "rebuild" } else { "resync" };
+        let into = |member: MemberNo| if is_gone(member) { " into spare space" } else { "" };
         match event {
             ArrayEvent::Outdated { member } => {
                 let text = format!(
@@ -123,7 +126,12 @@ impl Seen {
             ArrayEvent::RebuildBegun { member, stripes, whole } => {
                 let rebuild = is_rebuild(member, whole);
                 let kind = if rebuild { EventKind::RebuildBegun } else { EventKind::ResyncBegun };
-                let text = format!("{} of drive {} begun: {stripes} stripes", word(rebuild), drive(member));
+                let text = format!(
+                    "{} of drive {}{} begun: {stripes} stripes",
+                    word(rebuild),
+                    drive(member),
+                    into(member)
+                );
                 events.add(Severity::Info, kind, array_object(array), text);
             }
             ArrayEvent::RebuildEnded { member, stripes, failed, whole, complete } => {
@@ -142,8 +150,8 @@ impl Seen {
                     (false, 0) => "some stripes are left; it continues".to_owned(),
                     (false, failed) => format!("{failed} stripes could not be done; they are tried again"),
                 };
-                let text =
-                    format!("{} of drive {} ended: {stripes} stripes; {how}", word(rebuild), drive(member));
+                let what = format!("{} of drive {}{}", word(rebuild), drive(member), into(member));
+                let text = format!("{what} ended: {stripes} stripes; {how}");
                 events.add(severity, kind, array_object(array), text);
             }
         }

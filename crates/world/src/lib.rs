@@ -130,7 +130,7 @@ fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
     };
     assert!(data_bytes / k as u64 >= 1 << 20, "{data_bytes} bytes on {k} data strips");
     StoreSpec {
-        data: array("data", k, m),
+        data: CreateSpec { first_carrier: (1 + m) % (k + m), ..array("data", k, m) },
         meta: CreateSpec { role: Role::Metadata, ..array("meta", 1, m) },
         drive_bytes: META_BYTES + data_bytes / k as u64 / (1 << 20) * (1 << 20),
         meta_slice_bytes: META_BYTES,

@@ -395,10 +395,12 @@ impl Destage {
         parts.extend(parity);
         assert_eq!(parts.len(), geo.k + geo.m, "a stripe has k + m strips");
         let version = self.stripes.versions.next().await?;
-        let (moves, _promised) = self.stripes.fresh_moves(stripe)?;
+        let fresh = self.stripes.begin_fresh(stripe)?;
+        let moves = fresh.moves();
         let landed = self.strips.write_stripe(stripe, &parts, moves, version, FRESH).await?;
         let pending = PendingFresh { version, landed, moves, upto: 0, contained };
-        self.stripes.add_pending(stripe, pending);
+        self.stripes.add_pending(stripe, pending)?;
+        drop(fresh);
         self.context.count(|counts| counts.full_writes += 1);
         Ok(Written { stripe, blocks, segments: Vec::new(), fresh: Some(version), parked: false })
     }

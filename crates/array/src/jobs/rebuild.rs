@@ -104,8 +104,9 @@ struct Tally {
 #[derive(Default)]
 pub(crate) struct RebuildState {
     progress: Cell<Option<JobProgress>>,
-    /// Strips that are left on lost members have no place to go.
-    stuck: Cell<bool>,
+    /// Strips that are left on these lost members have no place to go. They look for one again at this time,
+    /// or when others are lost or back.
+    stuck: Cell<Option<(Duration, MemberSet)>>,
     /// Members in the present round.
     tally: RefCell<BTreeMap<MemberNo, Tally>>,
 }
@@ -136,13 +137,13 @@ impl Rebuild {
         let mut begin = Stripe(0);
         while !self.context.is_closed() {
             let woken = self.context.signals.resync.notified();
-            self.note_empty();
             if !self.has_work() {
                 match self.state.stuck.get() {
-                    true => drop(timeout(env, LOOK_AGAIN, woken).await),
-                    false => woken.await,
+                    Some((until, _)) => {
+                        let _ = timeout(env, until.saturating_sub(env.now()).max(RETRY), woken).await;
+                    }
+                    None => woken.await,
                 }
-                self.state.stuck.set(false);
                 continue;
             }
             drop(woken);
@@ -163,9 +164,13 @@ impl Rebuild {
 
     /// True if a strip can be made again or brought back.
     pub(crate) fn has_work(&self) -> bool {
-        let is_stale = |member| self.members.is_reachable(member) && self.members.stale().contains(member);
-        self.context.layout.all_members().iter().any(|member| self.need(member) > 0 || is_stale(member))
-            || self.has_to_bring_back()
+        let mut members = self.context.layout.all_members().iter();
+        members.any(|member| self.need(member) > 0 || self.is_back(member)) || self.has_to_bring_back()
+    }
+
+    /// True if a member takes I/O and does not count yet.
+    fn is_back(&self, member: MemberNo) -> bool {
+        self.members.is_reachable(member) && self.members.stale().contains(member)
     }
 
     /// The strips of a member that may be made again.
@@ -173,9 +178,16 @@ impl Rebuild {
         let on = self.stripes.table().census().on(member);
         match self.members.is_reachable(member) {
             true => on.stale,
-            false if self.context.layout.spares() > 0 && !self.state.stuck.get() => on.strips,
+            false if self.context.layout.spares() > 0 && !self.is_stuck() => on.strips,
             false => 0,
         }
+    }
+
+    fn is_stuck(&self) -> bool {
+        let holds = |(until, gone): (Duration, MemberSet)| {
+            self.context.env.now() < until && gone == self.members.gone()
+        };
+        self.state.stuck.get().is_some_and(holds)
     }
 
     fn has_to_bring_back(&self) -> bool {
@@ -184,20 +196,12 @@ impl Rebuild {
         self.members.reachable().iter().any(away)
     }
 
-    /// Tells the members which of those that are gone hold no strip any more.
-    fn note_empty(&self) {
-        let census = self.stripes.census();
-        let gone = self.members.gone().iter().filter(|member| census.on(*member).strips == 0);
-        let is_settled = !self.stripes.pending_misses(Positions::ALL);
-        self.members.set_empty(if is_settled { gone.collect() } else { MemberSet::NONE });
-    }
-
     /// One pass for each number of lacking strips, from the most endangered stripes on, and one to bring
     /// strips back. Returns false if it is to be tried again later.
     async fn round(&self, begin: &mut Stripe) -> Result<bool, ArrayError> {
         let lives: Vec<Life> =
             self.context.layout.all_members().iter().map(|member| self.members.life(member)).collect();
-        let started_ns = self.context.env.wall_ns();
+        let (started_ns, is_from_start) = (self.context.env.wall_ns(), *begin == Stripe(0));
         let total_stripes = self.stripes.census().lacking();
         let mut progress = JobProgress { total_stripes, started_ns, ..JobProgress::default() };
         self.begin_tally();
@@ -206,17 +210,20 @@ impl Rebuild {
         self.end_tally();
         let is_done = result? && progress.failed_stripes == 0;
         if !is_done && progress.done_stripes == 0 && progress.failed_stripes == 0 {
-            // Nothing was found that can be done.
-            self.state.stuck.set(true);
+            // Nothing was found that can be done, unless it was not looked at.
+            if !is_from_start {
+                return Ok(true);
+            }
+            self.state.stuck.set(Some((self.context.env.now() + LOOK_AGAIN, self.members.gone())));
             return Ok(true);
         }
         let mut is_whole = is_done;
         for member in self.members.reachable().common(self.members.stale()).iter() {
-            if self.stripes.table().census().on(member).stale == 0 {
+            let misses = self.stripes.pending_misses_on(MemberSet::one(member));
+            if self.stripes.table().census().on(member).stale == 0 && !misses {
                 is_whole &= self.activate(member, lives[member.index()]).await?;
             }
         }
-        self.note_empty();
         Ok(is_whole)
     }
 
@@ -243,13 +250,14 @@ impl Rebuild {
                 // A member was lost meanwhile: its stripes come first.
                 level = if above { self.stripes.census().worst() } else { level - 1 };
             }
-            // Stripes whose record is on its way may lack strips too: the table shows them after a flush.
-            if !self.stripes.pending_misses(Positions::ALL) {
+            // Stripes whose record is on its way may lack strips of members that take I/O too: the table
+            // shows them after a flush. New ones that lack members which are gone end no round.
+            if !self.stripes.pending_misses_on(self.members.reachable()) {
                 break;
             }
             self.durability.flush(IO.at("rebuild.flush")).await?;
         }
-        if self.has_to_bring_back() && progress.failed_stripes == 0 {
+        if self.has_to_bring_back() {
             let mut from = Stripe(0);
             self.pass(Pass::Back, &mut from, progress).await?;
         }
@@ -261,8 +269,9 @@ impl Rebuild {
         let mut tally = BTreeMap::new();
         for member in self.context.layout.all_members().iter() {
             let stripes = self.need(member);
-            if stripes > 0 {
-                let whole = stripes == self.stripes.table().census().on(member).strips;
+            // A member that came back counts again after this round, also if it missed nothing.
+            if stripes > 0 || self.is_back(member) {
+                let whole = stripes > 0 && stripes == self.stripes.table().census().on(member).strips;
                 tally.insert(member, Tally { whole, ..Tally::default() });
                 self.context.events.push(ArrayEvent::RebuildBegun { member, stripes, whole });
             }
@@ -466,9 +475,11 @@ impl Rebuild {
                 let (name, position, member) = (&self.context.name, strip.position, place.member);
                 tracing::warn!(array = name, %stripe, %position, %member, "a rebuilt strip does not read back");
             }
-            (reads_back && self.members.life(place.member) == strip.life).then_some(strip)
+            reads_back.then_some(strip)
         });
-        join_all(verify).await.into_iter().flatten().collect()
+        // All lives are compared after the last read: the record follows in the same step.
+        let lives_on = |strip: &&Made| self.members.life(strip.target.place.member) == strip.life;
+        join_all(verify).await.into_iter().flatten().filter(lives_on).collect()
     }
 
     /// Makes strips of a stripe and writes them. None if none of them is to be made any more.

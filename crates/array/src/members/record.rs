@@ -110,7 +110,9 @@ impl Reconfiguration<'_> {
         let (mut failed, mut written) = (Vec::new(), 0);
         // Whichever members are lost from here on, one that is left has the record.
         let (losable, stale) = (this.context.layout.most_losable(this.context.geo.m), this.stale().len());
-        let enough = (losable.saturating_sub(stale) + 1).min(waiting.len() - stale.min(waiting.len() - 1));
+        // With spare places stale members need not be among those that may be lost.
+        let losable = if this.context.layout.spares() > 0 { losable } else { losable.saturating_sub(stale) };
+        let enough = (losable + 1).min(waiting.len().saturating_sub(stale).max(1));
         loop {
             let writes = waiting.iter().map(|member| scoped(this.write_label(*member)));
             let results = join_all(writes).await;

@@ -35,7 +35,7 @@ pub(crate) struct PendingFresh {
 
 impl PendingFresh {
     /// The strips that are not on their members, which have these lives now.
-    fn stale(&self, life_of: impl Fn(MemberNo) -> Life) -> Positions {
+    pub(super) fn stale(&self, life_of: impl Fn(MemberNo) -> Life) -> Positions {
         let is_there = |landed: &Option<Landed>| landed.is_some_and(|(member, life)| life_of(member) == life);
         let strips = self.landed.iter().enumerate().filter(|(_, landed)| !is_there(landed));
         strips.map(|(at, _)| Position::new(at)).collect()

@@ -10,12 +10,22 @@ use crate::moves::Moves;
 use crate::place::{MemberNo, Position};
 use penstock_base::Stripe;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// The places that are promised.
+/// The places that are promised, and the stripes that are being written in full.
 #[derive(Default)]
-pub(super) struct Promises(Rc<RefCell<BTreeSet<StripPlace>>>);
+pub(super) struct Promises {
+    places: Rc<RefCell<BTreeSet<StripPlace>>>,
+    fresh: Rc<RefCell<BTreeMap<Stripe, Moves>>>,
+}
+
+impl Promises {
+    /// The stripes that are being written in full, with their moves.
+    pub(super) fn in_flight(&self) -> Vec<(Stripe, Moves)> {
+        self.fresh.borrow().iter().map(|(stripe, moves)| (*stripe, *moves)).collect()
+    }
+}
 
 /// A place that no other strip gets while this lives.
 pub(crate) struct Promise {
@@ -29,6 +39,28 @@ impl Drop for Promise {
     }
 }
 
+/// A stripe that is being written in full. While this lives no drive is given up without which it could not
+/// be read, and its spare places are promised.
+pub(crate) struct FreshStripe {
+    stripe: Stripe,
+    moves: Moves,
+    _targets: Vec<Target>,
+    all: Rc<RefCell<BTreeMap<Stripe, Moves>>>,
+}
+
+impl FreshStripe {
+    /// Its strips that go to spare places.
+    pub(crate) fn moves(&self) -> Moves {
+        self.moves
+    }
+}
+
+impl Drop for FreshStripe {
+    fn drop(&mut self) {
+        self.all.borrow_mut().remove(&self.stripe);
+    }
+}
+
 /// A place to which a strip goes.
 pub(crate) struct Target {
     pub(crate) place: StripPlace,
@@ -39,16 +71,16 @@ pub(crate) struct Target {
 
 impl Stripes {
     fn promise(&self, place: StripPlace) -> Promise {
-        let is_new = self.promises.0.borrow_mut().insert(place);
+        let is_new = self.promises.places.borrow_mut().insert(place);
         assert!(is_new, "{place:?} is promised twice");
-        Promise { place, all: self.promises.0.clone() }
+        Promise { place, all: self.promises.places.clone() }
     }
 
     /// A spare place for a strip of a stripe with these moves.
     fn spare_for(&self, stripe: Stripe, position: Position, moves: Moves) -> Option<Target> {
         let layout = &self.context.layout;
         let is_lost = |member: MemberNo| !self.members.is_reachable(member);
-        let is_taken = |place| self.promises.0.borrow().contains(&place);
+        let is_taken = |place| self.promises.places.borrow().contains(&place);
         let moves_of = |stripe| self.moves(stripe);
         let spare = layout.find_spare(stripe, position, moves, moves_of, is_taken, is_lost)?;
         let place = layout.place(stripe, position, moves.with(position, Some(spare)));
@@ -70,10 +102,10 @@ impl Stripes {
         usable.or_else(|| self.spare_for(stripe, position, moves))
     }
 
-    /// The spare places of a stripe that is about to be written in full: one for each strip whose own member
-    /// takes no I/O, as far as there are. They are promised while the targets live. Refused if the stripe
-    /// would lack more strips than the code can make again.
-    pub(crate) fn fresh_moves(&self, stripe: Stripe) -> Result<(Moves, Vec<Target>), ArrayError> {
+    /// Chooses the places of a stripe that is about to be written in full: spare ones for strips whose own
+    /// members take no I/O, as far as there are. Refused if the stripe would lack more strips than the code
+    /// can make again.
+    pub(crate) fn begin_fresh(&self, stripe: Stripe) -> Result<FreshStripe, ArrayError> {
         let layout = &self.context.layout;
         let (mut moves, mut targets, mut lacking) = (Moves::NONE, Vec::new(), 0);
         for position in self.context.geo.all_strips().iter() {
@@ -89,9 +121,10 @@ impl Stripes {
             }
         }
         assert_eq!(moves.moved().len(), targets.len(), "each strip that moves has a promised place");
-        match lacking > self.context.geo.m {
-            true => Err(ArrayError::Suspended(format!("stripe {stripe} would lack {lacking} strips"))),
-            false => Ok((moves, targets)),
-        }
+        self.check_whole(stripe, lacking)?;
+        let all = self.promises.fresh.clone();
+        let before = all.borrow_mut().insert(stripe, moves);
+        assert!(before.is_none(), "stripe {stripe} is written twice at the same time");
+        Ok(FreshStripe { stripe, moves, _targets: targets, all })
     }
 }

@@ -277,7 +277,9 @@ impl StripeTable {
         assert!(version.0 != 0 || clear.is_empty(), "version 0 is never given");
         self.change(stripe, |entry| {
             let before = StripeState::of(entry);
-            let moves = clear.iter().fold(before.moves, |all, at| all.with(at, moves.spare_of(at)));
+            let all = clear.iter().try_fold(before.moves, |all, at| all.try_with(at, moves.spare_of(at)));
+            // Nobody writes a record that moves more strips than a stripe may move.
+            let Some(moves) = all else { return };
             StripeState { stale: before.stale.without(clear), moves }.put(entry);
             clear.iter().for_each(|position| entry[HEAD + position.index()] = version.0);
         });

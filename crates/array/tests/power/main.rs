@@ -11,6 +11,7 @@ mod full;
 mod harsh;
 mod hostile;
 mod labels;
+mod lost;
 mod moving;
 mod opened;
 mod opened_log;

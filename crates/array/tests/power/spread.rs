@@ -1,6 +1,6 @@
 //! Stripes that are spread over more members than they have strips, with spare places.
 
-use crate::bench::{Machine, Site, buf_of, plan, spec, tags};
+use crate::bench::{Machine, Site, buf_of, plan, spec, tags, write_fresh};
 use penstock_array::place::{MemberNo, Position};
 use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard, Layout, Site as WriteSite};
 use penstock_base::Stripe;
@@ -20,7 +20,7 @@ fn spread(members: usize, spares: usize) -> CreateSpec {
 }
 
 /// A life that ends without a power cut.
-fn life<T>(
+pub(crate) fn life<T>(
     site: &Site,
     seed: u64,
     lost: &[usize],
@@ -33,12 +33,6 @@ fn life<T>(
     });
     world.destroy();
     done.unwrap()
-}
-
-async fn write_fresh(machine: &Machine, stripe: u64, first_tag: u64) -> Result<(), ArrayError> {
-    let blocks = machine.volume.stripe_blocks();
-    let (data, crcs) = buf_of(&(first_tag..first_tag + blocks).collect::<Vec<_>>());
-    machine.volume.write_fresh(stripe, &data, &crcs, crate::bench::IO).await
 }
 
 /// Writes every second stripe in full, and some blocks of the others through the log.

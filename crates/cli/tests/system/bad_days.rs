@@ -180,7 +180,8 @@ fn mount_point_port_second_instance_and_other_parameters() {
     refused(&store.run(&["up", "--read-only"]), &["--mount"]);
     let fresh = Store::new("refusals-new", &[]);
     refused(&fresh.up_output(&["--drive-size", "1M"]), &["too small", "256 MiB"]);
-    refused(&fresh.up_output(&["--drives", "7"]), &["takes 6 drives, not 7"]);
+    refused(&fresh.up_output(&["--drives", "5", "--code", "4+2"]), &["at least 6 drives, not 5"]);
+    refused(&fresh.up_output(&["--drives", "300"]), &["at most 256 drives, not 300"]);
     store.up();
     still_there(&store);
     store.audit();

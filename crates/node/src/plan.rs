@@ -1,0 +1,234 @@
+//! The choice of code and layout for a number of drives, and what follows from it.
+//!
+//! Pure: a plan says how arrays would lie on drives, and changes nothing.
+
+use crate::error::StartError;
+use penstock_array::{ArrayError, Layout, MAX_PARITY};
+use penstock_layout::{MOST_MEMBERS, MOST_STRIPS, Shape, search};
+
+/// The search for base permutations begins here, so that equal stores have equal layouts.
+const SEED: u64 = 1;
+/// From so many drives on, stripes do not lie on all of them.
+const SPREAD_FROM: usize = 12;
+/// From so many drives on, three may fail.
+const THREE_FROM: usize = 65;
+
+/// The arrangement of stripes over drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// Groups of as many drives as a stripe has strips.
+    Groups(usize),
+    /// Spread over all drives, with so many spare places in each row.
+    Declustered {
+        /// Drives whose contents have room on the others.
+        spares: usize,
+    },
+}
+
+/// A code and its layout on a number of drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    drives: usize,
+    k: usize,
+    m: usize,
+    arrangement: Arrangement,
+}
+
+impl Plan {
+    /// The plan for a number of drives of which nothing else is said.
+    pub fn for_drives(drives: usize) -> Result<Self, StartError> {
+        let (k, m) = match drives {
+            0 => return Err(StartError::Refused("a store has at least one drive".into())),
+            1 => (1, 0),
+            2 => (1, 1),
+            3 => (2, 1),
+            _ if drives < SPREAD_FROM => (drives - 2, 2),
+            _ if drives < THREE_FROM => (8, 2),
+            _ => (8, 3),
+        };
+        Self::of_code(drives, k, m)
+    }
+
+    /// The plan for a code on a number of drives: one group if they are as many as strips, else spread over
+    /// all.
+    pub fn of_code(drives: usize, k: usize, m: usize) -> Result<Self, StartError> {
+        let refuse = |why: String| Err(StartError::Refused(why));
+        let strips = k.saturating_add(m);
+        if k == 0 || strips > MOST_STRIPS || m > MAX_PARITY {
+            return refuse(format!(
+                "code {k}+{m}: 1 to {MOST_STRIPS} strips, at most {MAX_PARITY} of them redundancy"
+            ));
+        }
+        if drives < strips {
+            return refuse(format!("code {k}+{m} takes at least {strips} drives, not {drives}"));
+        }
+        if drives > MOST_MEMBERS {
+            return refuse(format!("an array lies on at most {MOST_MEMBERS} drives, not {drives}"));
+        }
+        let arrangement = match drives - strips {
+            0 => Arrangement::Groups(1),
+            // Without redundancy nothing can be made again.
+            _ if m == 0 => Arrangement::Declustered { spares: 0 },
+            free => Arrangement::Declustered { spares: default_spares(drives).min(free) },
+        };
+        if let Arrangement::Declustered { spares } = arrangement {
+            assert!(strips + spares <= drives, "{k}+{m} and {spares} spare on {drives} drives");
+        }
+        Ok(Self { drives, k, m, arrangement })
+    }
+
+    /// Mirrors of metadata on the same drives, which survive what the data survives.
+    pub fn metadata(&self) -> Self {
+        let (k, strips) = (1, 1 + self.m);
+        let spares = match self.arrangement {
+            Arrangement::Groups(_) => 0,
+            Arrangement::Declustered { spares } => spares.min(self.drives - strips),
+        };
+        let arrangement = match self.drives.is_multiple_of(strips) && spares == 0 {
+            true => Arrangement::Groups(self.drives / strips),
+            false => Arrangement::Declustered { spares },
+        };
+        assert!(strips <= self.drives, "a mirror of {strips} on {} drives", self.drives);
+        Self { k, arrangement, ..*self }
+    }
+
+    /// Number of drives.
+    pub fn drives(&self) -> usize {
+        self.drives
+    }
+
+    /// Data and redundancy strips of a stripe.
+    pub fn code(&self) -> (usize, usize) {
+        (self.k, self.m)
+    }
+
+    /// The arrangement of stripes over the drives.
+    pub fn arrangement(&self) -> Arrangement {
+        self.arrangement
+    }
+
+    /// The share of the drives' space behind metadata that holds data.
+    pub fn efficiency(&self) -> f64 {
+        let share = |part: usize, of: usize| part as f64 / of as f64;
+        let spares = match self.arrangement {
+            Arrangement::Groups(_) => 0,
+            Arrangement::Declustered { spares } => spares,
+        };
+        share(self.drives - spares, self.drives) * share(self.k, self.k + self.m)
+    }
+
+    /// The layout. For stripes that are spread it is searched for, which may take some seconds for hundreds
+    /// of drives.
+    pub fn layout(&self) -> Result<Layout, ArrayError> {
+        let strips = self.k + self.m;
+        match self.arrangement {
+            Arrangement::Groups(groups) => Layout::groups(groups, strips),
+            Arrangement::Declustered { spares } => {
+                let (members, redundancy) = (self.drives, self.m);
+                let shape = Shape { members, strips, redundancy, spares, domains: members };
+                let bases = search(shape, SEED).map_err(|error| ArrayError::Invalid(error.to_string()))?;
+                Layout::declustered(shape, &bases)
+            }
+        }
+    }
+
+    /// The plan in one line, for people.
+    pub fn describe(&self) -> String {
+        let Self { k, m, drives, arrangement } = self;
+        let survives = match m {
+            0 => "no drive may be lost".to_owned(),
+            1 => "one drive may be lost".to_owned(),
+            m => format!("{m} drives may be lost at the same time"),
+        };
+        match arrangement {
+            Arrangement::Groups(1) => format!("code {k}+{m} on {drives} drives; {survives}"),
+            Arrangement::Groups(groups) => format!("code {k}+{m} in {groups} groups; {survives} in each"),
+            Arrangement::Declustered { spares } => {
+                let room = match spares {
+                    0 => "no spare space".to_owned(),
+                    1 => "spare space for one drive".to_owned(),
+                    spares => format!("spare space for {spares} drives"),
+                };
+                format!("code {k}+{m} spread over {drives} drives, with {room}; {survives}")
+            }
+        }
+    }
+}
+
+/// Drives whose contents have room on the others, if nothing is said of that.
+fn default_spares(drives: usize) -> usize {
+    match drives {
+        0..24 => 1,
+        24..96 => 2,
+        _ => drives / 48,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_drives_has_a_plan() {
+        for drives in 1..=256 {
+            let plan = Plan::for_drives(drives).unwrap();
+            for plan in [plan, plan.metadata()] {
+                let (k, m) = plan.code();
+                assert!(k + m <= drives, "{plan:?}");
+                match plan.arrangement() {
+                    Arrangement::Groups(groups) => assert_eq!(groups * (k + m), drives, "{plan:?}"),
+                    Arrangement::Declustered { spares } => {
+                        assert!(k + m + spares <= drives && spares <= 8, "{plan:?}");
+                    }
+                }
+                assert!(plan.efficiency() > 0.2, "{plan:?}");
+            }
+            assert_eq!(plan.code().1, plan.metadata().code().1, "both survive the same");
+            assert!(plan.code().1 == 2 || !(4..=64).contains(&drives), "{plan:?}");
+        }
+        assert!(Plan::for_drives(0).is_err() && Plan::for_drives(257).is_err());
+    }
+
+    #[test]
+    fn plans_of_some_stores() {
+        for (drives, expected) in [
+            (1, "code 1+0 on 1 drives; no drive may be lost"),
+            (3, "code 2+1 on 3 drives; one drive may be lost"),
+            (6, "code 4+2 on 6 drives; 2 drives may be lost at the same time"),
+            (
+                24,
+                "code 8+2 spread over 24 drives, with spare space for 2 drives; 2 drives may be lost at the \
+                 same time",
+            ),
+            (
+                200,
+                "code 8+3 spread over 200 drives, with spare space for 4 drives; 3 drives may be lost at the \
+                 same time",
+            ),
+        ] {
+            assert_eq!(Plan::for_drives(drives).unwrap().describe(), expected);
+        }
+        let wide = Plan::of_code(24, 8, 2).unwrap();
+        assert!((wide.efficiency() - 22.0 / 24.0 * 0.8).abs() < 1e-9);
+        assert_eq!(Plan::of_code(6, 4, 2).unwrap().metadata().arrangement(), Arrangement::Groups(2));
+        let odd = Plan::of_code(7, 5, 2).unwrap().metadata();
+        assert_eq!(odd.arrangement(), Arrangement::Declustered { spares: 0 });
+    }
+
+    #[test]
+    fn plans_have_layouts() {
+        for drives in [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 24, 31, 64] {
+            let plan = Plan::for_drives(drives).unwrap();
+            for plan in [plan, plan.metadata()] {
+                assert_eq!(plan.layout().unwrap().members(), drives, "{plan:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_possible_is_refused() {
+        for (drives, k, m) in [(6, 0, 2), (6, 5, 2), (70, 63, 2), (20, 8, 9), (257, 4, 2), (0, 1, 0)] {
+            assert!(Plan::of_code(drives, k, m).is_err(), "{k}+{m} on {drives}");
+        }
+    }
+}

@@ -277,10 +277,10 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
         let spec = StoreSpec::new(&plan, options.drive_size.unwrap_or(4 << 30))?;
         paths = new_paths(folder, &spec)?;
         note!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
-        note!("{}", plan.describe());
-        note!("this is {}", why(options));
         let made: StoreId = create_store(env, &*backing, &spec, &paths, &found).await?;
         store = Some(made);
+        note!("{}", plan.describe());
+        note!("this is {}", why(options));
     }
     if let Some(file) = &mut file {
         refuse_other_parameters(file, options)?;

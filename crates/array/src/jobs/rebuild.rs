@@ -138,9 +138,9 @@ impl Rebuild {
         while !self.context.is_closed() {
             let woken = self.context.signals.resync.notified();
             if !self.has_work() {
-                match self.state.stuck.get() {
+                match self.state.stuck.get().filter(|_| self.is_stuck()) {
                     Some((until, _)) => {
-                        let _ = timeout(env, until.saturating_sub(env.now()).max(RETRY), woken).await;
+                        let _ = timeout(env, until.saturating_sub(env.now()), woken).await;
                     }
                     None => woken.await,
                 }
@@ -210,11 +210,10 @@ impl Rebuild {
         self.end_tally();
         let is_done = result? && progress.failed_stripes == 0;
         if !is_done && progress.done_stripes == 0 && progress.failed_stripes == 0 {
-            // Nothing was found that can be done, unless it was not looked at.
-            if !is_from_start {
-                return Ok(true);
+            // Nothing was found that can be done, unless it was not looked at, or is new.
+            if is_from_start && !self.has_something_to_make() {
+                self.state.stuck.set(Some((self.context.env.now() + LOOK_AGAIN, self.members.gone())));
             }
-            self.state.stuck.set(Some((self.context.env.now() + LOOK_AGAIN, self.members.gone())));
             return Ok(true);
         }
         let mut is_whole = is_done;
@@ -225,6 +224,12 @@ impl Rebuild {
             }
         }
         Ok(is_whole)
+    }
+
+    /// True if a stripe lacks a strip for which there is a place.
+    fn has_something_to_make(&self) -> bool {
+        let worst = self.stripes.census().worst();
+        (1..=worst).any(|lacking| !self.find(Pass::Lacking(lacking), Stripe(0), 1).is_empty())
     }
 
     /// Every strip of a member is valid: it counts again.

@@ -5,7 +5,7 @@
 
 use crate::error::ArrayError;
 use crate::moves::{MOST_MOVED, MOST_SPARES, Moves};
-use crate::place::{MemberNo, MemberSet, Position};
+use crate::place::{MemberNo, MemberSet, Position, Positions};
 use penstock_base::Stripe;
 use penstock_layout::{Declustered, Fixed, Place, Shape};
 
@@ -144,6 +144,12 @@ impl Layout {
     /// The places of all strips of a stripe with these moves, by position.
     pub fn places(&self, stripe: Stripe, moves: Moves) -> impl Iterator<Item = StripPlace> {
         (0..self.strips()).map(move |at| self.place(stripe, Position::new(at), moves))
+    }
+
+    /// The strips of a stripe with these moves that lie on members for which `wanted` holds.
+    pub fn strips_on(&self, stripe: Stripe, moves: Moves, wanted: impl Fn(MemberNo) -> bool) -> Positions {
+        let on = self.places(stripe, moves).enumerate().filter(|(_, place)| wanted(place.member));
+        on.map(|(at, _)| Position::new(at)).collect()
     }
 
     /// The most strips of one stripe that have their own places on these members.

@@ -112,11 +112,11 @@ impl Array {
         }
     }
 
-    /// True if no strip lies on a member that is gone, and some have moved from there.
+    /// True if strips move, and none lies on a member that is gone.
     fn has_moved_all(&self) -> bool {
-        let (census, gone) = (self.stripes.census(), self.members.gone());
-        let on = |member| census.on(member);
-        self.context.layout.spares() > 0 && gone.iter().all(|member| on(member).strips == 0)
+        let census = self.stripes.census();
+        let mut gone = self.members.gone().iter();
+        self.context.layout.spares() > 0 && gone.all(|member| census.on(member).strips == 0)
     }
 
     /// The array as it stands.

@@ -19,7 +19,7 @@ use crate::moves::Moves;
 use crate::place::{MemberNo, MemberSet, Position, Positions};
 use crate::queue::EntryQueue;
 use crate::ranks;
-use census::Census;
+use census::{Census, StripeState};
 use map::{PendingFresh, StripeMap};
 use overlay::Overlay;
 use penstock_base::rank::RankedLocks;
@@ -68,30 +68,17 @@ impl Stripes {
     /// True if a stripe that has enough strips without the `gone` members has not without the `taken` ones
     /// too: a written one, one whose record is on its way, or one that is being written.
     fn loses(&self, gone: MemberSet, taken: MemberSet) -> bool {
-        let (most, without) = (self.context.geo.m, gone.with(taken));
-        let lacks = |stripe, stale: Positions, moves, members: MemberSet| {
-            let places = self.context.layout.places(stripe, moves).enumerate();
-            let lacking = |(at, place): &(usize, StripPlace)| {
-                stale.contains(Position::new(*at)) || members.contains(place.member)
-            };
-            places.filter(lacking).count()
-        };
-        let loses = |stripe, stale: Positions, moves: Moves| {
-            lacks(stripe, stale, moves, gone) <= most && lacks(stripe, stale, moves, without) > most
-        };
+        let (layout, most) = (&self.context.layout, self.context.geo.m);
+        let loses = |stripe, state: StripeState| state.is_lost_without(layout, stripe, (gone, taken), most);
         let map = self.map();
-        let mut pending = map.pending();
-        let life_of = |member| self.members.life(member);
-        pending.any(|(stripe, _)| loses(stripe, map.stale(stripe, life_of), map.moves(stripe)))
-            || self
-                .promises
-                .in_flight()
-                .into_iter()
-                .any(|(stripe, moves)| loses(stripe, Positions::NONE, moves))
-            || map
-                .table()
-                .find_written(Stripe(0), |stripe, state| loses(stripe, state.stale, state.moves))
-                .is_some()
+        let pending = |stripe| {
+            let stale = map.stale(stripe, |member| self.members.life(member));
+            StripeState { stale, moves: map.moves(stripe) }
+        };
+        let written = |moves| StripeState { stale: Positions::NONE, moves };
+        map.pending().any(|(stripe, _)| loses(stripe, pending(stripe)))
+            || self.promises.in_flight().into_iter().any(|(stripe, moves)| loses(stripe, written(moves)))
+            || map.table().find_written(Stripe(0), loses).is_some()
     }
 
     /// The state of all stripes. Let go of it before the next wait.
@@ -151,8 +138,7 @@ impl Stripes {
 
     /// Strips that lie on these members.
     pub(crate) fn strips_on(&self, stripe: Stripe, members: MemberSet) -> Positions {
-        let places = self.context.layout.places(stripe, self.moves(stripe)).enumerate();
-        places.filter(|(_, place)| members.contains(place.member)).map(|(at, _)| Position::new(at)).collect()
+        self.context.layout.strips_on(stripe, self.moves(stripe), |member| members.contains(member))
     }
 
     /// The version that a valid strip has.
@@ -162,9 +148,8 @@ impl Stripes {
 
     /// Strips that should be readable: valid, and on a member that takes I/O.
     pub(crate) fn readable(&self, stripe: Stripe) -> Positions {
-        let places = self.context.layout.places(stripe, self.moves(stripe)).enumerate();
-        let reachable = places.filter(|(_, place)| self.members.is_reachable(place.member));
-        let reachable: Positions = reachable.map(|(at, _)| Position::new(at)).collect();
+        let is_reachable = |member| self.members.is_reachable(member);
+        let reachable = self.context.layout.strips_on(stripe, self.moves(stripe), is_reachable);
         reachable.without(self.stale(stripe))
     }
 

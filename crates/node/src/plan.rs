@@ -109,23 +109,25 @@ impl Plan {
 
     /// The share of the drives' space behind metadata that holds data.
     pub fn efficiency(&self) -> f64 {
-        let share = |part: usize, of: usize| part as f64 / of as f64;
-        let spares = match self.arrangement {
-            Arrangement::Groups(_) => 0,
-            Arrangement::Declustered { spares } => spares,
-        };
-        share(self.drives - spares, self.drives) * share(self.k, self.k + self.m)
+        match self.arrangement {
+            Arrangement::Groups(_) => self.shape(0).efficiency(),
+            Arrangement::Declustered { spares } => self.shape(spares).efficiency(),
+        }
+    }
+
+    /// The parameters of stripes that are spread with so many spare places in a row.
+    fn shape(&self, spares: usize) -> Shape {
+        let Self { drives: members, k, m: redundancy, .. } = *self;
+        Shape { members, strips: k + redundancy, redundancy, spares, domains: members }
     }
 
     /// The layout. For stripes that are spread it is searched for, which may take some seconds for hundreds
     /// of drives.
     pub fn layout(&self) -> Result<Layout, ArrayError> {
-        let strips = self.k + self.m;
         match self.arrangement {
-            Arrangement::Groups(groups) => Layout::groups(groups, strips),
+            Arrangement::Groups(groups) => Layout::groups(groups, self.k + self.m),
             Arrangement::Declustered { spares } => {
-                let (members, redundancy) = (self.drives, self.m);
-                let shape = Shape { members, strips, redundancy, spares, domains: members };
+                let shape = self.shape(spares);
                 let bases = search(shape, SEED).map_err(|error| ArrayError::Invalid(error.to_string()))?;
                 Layout::declustered(shape, &bases)
             }

@@ -25,6 +25,24 @@ impl StripeState {
         Self { stale: Positions::from_bits(entry[0]), moves }
     }
 
+    /// The strips that a stripe in this state lacks without those on the `absent` members.
+    pub(super) fn lacking(self, layout: &Layout, stripe: Stripe, absent: MemberSet) -> Positions {
+        self.stale.with(layout.strips_on(stripe, self.moves, |member| absent.contains(member)))
+    }
+
+    /// True if no more than `most` strips are lacking without the `gone` members, and more are without the
+    /// `absent` ones too.
+    pub(super) fn is_lost_without(
+        self,
+        layout: &Layout,
+        stripe: Stripe,
+        (gone, absent): (MemberSet, MemberSet),
+        most: usize,
+    ) -> bool {
+        let lacks = |members| self.lacking(layout, stripe, members).len();
+        lacks(gone) <= most && lacks(gone.with(absent)) > most
+    }
+
     /// Puts the state into the first words of an entry.
     pub(super) fn put(self, entry: &mut [u64]) {
         let [moved, spares] = self.moves.words();
@@ -45,11 +63,11 @@ pub(crate) struct Census {
 }
 
 impl Census {
-    /// No stripe is written.
-    pub(crate) fn new(layout: &Layout) -> Self {
+    /// No stripe is written. Strips on the `absent` members will count as lacking.
+    pub(crate) fn new(layout: &Layout, absent: MemberSet) -> Self {
         let none = vec![0; layout.strips() + 1];
         Self {
-            absent: MemberSet::NONE,
+            absent,
             written: 0,
             by_stale: none.clone(),
             by_lacking: none,
@@ -60,15 +78,6 @@ impl Census {
     /// Members whose strips count as lacking.
     pub(crate) fn absent(&self) -> MemberSet {
         self.absent
-    }
-
-    /// Counts strips on these members as lacking.
-    ///
-    /// # Panics
-    /// If stripes were counted already.
-    pub(super) fn set_absent(&mut self, absent: MemberSet) {
-        assert_eq!(self.written, 0, "stripes are counted again");
-        self.absent = absent;
     }
 
     /// Written stripes.

@@ -54,22 +54,6 @@ pub(crate) struct StripeTable {
     census: Census,
 }
 
-/// True if no more than `most` strips of a stripe are stale, and more are without those of the `absent`
-/// members.
-fn is_lost_without(
-    layout: &Layout,
-    (stripe, state): (Stripe, StripeState),
-    absent: MemberSet,
-    most: usize,
-) -> bool {
-    let lacking = |(at, place): (usize, crate::layout::StripPlace)| {
-        state.stale.contains(Position::new(at)) || absent.contains(place.member)
-    };
-    state.stale.len() <= most
-        && state.stale.len() + absent.len() > most
-        && layout.places(stripe, state.moves).enumerate().filter(|one| lacking(*one)).count() > most
-}
-
 impl StripeTable {
     pub(crate) fn new(geometry: &Geometry, layout: &Rc<Layout>) -> Self {
         let strips = geometry.strips();
@@ -82,7 +66,7 @@ impl StripeTable {
             dirty_pages: BTreeSet::new(),
             places: vec![(0, 0); to_usize(geometry.pages())],
             sum: (0..geometry.pages()).fold(0, |sum, page| sum ^ page_mark(page, 0)),
-            census: Census::new(layout),
+            census: Census::new(layout, MemberSet::NONE),
         }
     }
 
@@ -187,8 +171,7 @@ impl StripeTable {
         if self.census.absent() == absent {
             return;
         }
-        let mut census = Census::new(&self.layout);
-        census.set_absent(absent);
+        let mut census = Census::new(&self.layout, absent);
         for stripe in self.written_from(Stripe(0)) {
             census.add(&self.layout, stripe, self.state(stripe));
         }
@@ -198,19 +181,26 @@ impl StripeTable {
 
     /// The first stripe at or after `from` that [`Self::lost_without`] counts.
     pub(crate) fn find_lost_without(&self, from: Stripe, absent: MemberSet, most: usize) -> Option<Stripe> {
-        self.find_written(from, |stripe, state| is_lost_without(&self.layout, (stripe, state), absent, most))
+        self.find_written(from, |stripe, state| self.is_lost_without(stripe, state, absent, most))
     }
 
     /// The number of stripes with at most `most` stale strips that lack more without those of the `absent`
     /// members.
     pub(crate) fn lost_without(&self, absent: MemberSet, most: usize) -> u64 {
-        let is_lost =
-            |stripe: &Stripe| is_lost_without(&self.layout, (*stripe, self.state(*stripe)), absent, most);
+        let is_lost = |stripe: &Stripe| self.is_lost_without(*stripe, self.state(*stripe), absent, most);
         match absent.len() + self.census.most_stale() > most {
             true => self.written_from(Stripe(0)).filter(is_lost).count() as u64,
             // Every stripe has at most one strip on a member.
             false => 0,
         }
+    }
+
+    /// True if no more than `most` strips of a stripe are stale, and more are without those of the `absent`
+    /// members.
+    fn is_lost_without(&self, stripe: Stripe, state: StripeState, absent: MemberSet, most: usize) -> bool {
+        // Most stripes are told without their places.
+        state.stale.len() + absent.len() > most
+            && state.is_lost_without(&self.layout, stripe, (MemberSet::NONE, absent), most)
     }
 
     fn change(&mut self, stripe: Stripe, change: impl FnOnce(&mut [u64])) {
@@ -290,9 +280,7 @@ impl StripeTable {
         for stripe in
             Stripe(0).run(self.stripes).filter(|stripe| self.is_written(*stripe)).collect::<Vec<_>>()
         {
-            let places = self.layout.places(stripe, self.moves(stripe)).enumerate();
-            let lost: Positions =
-                places.filter(|(_, place)| place.member == member).map(|(at, _)| Position::new(at)).collect();
+            let lost = self.layout.strips_on(stripe, self.moves(stripe), |on| on == member);
             if !lost.is_empty() {
                 self.set_stale(stripe, lost);
             }

@@ -2,7 +2,7 @@
 //! is the regression of a loss of data, or of a rebuild that did not end.
 
 use crate::bench::{DISK_BYTES, Site, buf_of, metadata_of, slice_bytes, spec, tags, write_fresh};
-use crate::spread::life;
+use crate::outdated::life;
 use penstock_array::place::MemberNo;
 use penstock_array::{ArrayError, CreateSpec, Discard, Geometry, Layout};
 use penstock_drive::{Fault, Op};

@@ -1,6 +1,7 @@
 //! Stripes that are spread over more members than they have strips, with spare places.
 
 use crate::bench::{Machine, Site, buf_of, plan, spec, tags, write_fresh};
+use crate::outdated::life;
 use penstock_array::place::{MemberNo, Position};
 use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard, Layout, Site as WriteSite};
 use penstock_base::Stripe;
@@ -17,22 +18,6 @@ fn spread(members: usize, spares: usize) -> CreateSpec {
     let shape = Shape { members, strips: 6, redundancy: 2, spares, domains: members };
     let bases = search(shape, 1).unwrap();
     CreateSpec { layout: Layout::declustered(shape, &bases).unwrap(), ..spec(4, 2) }
-}
-
-/// A life that ends without a power cut.
-pub(crate) fn life<T>(
-    site: &Site,
-    seed: u64,
-    lost: &[usize],
-    work: impl AsyncFnOnce(&Machine) -> Result<T, ArrayError>,
-) -> Result<T, ArrayError> {
-    let world = World::new(seed);
-    let done = world.run(async {
-        let machine = site.open(&world, lost).await?;
-        work(&machine).await
-    });
-    world.destroy();
-    done.unwrap()
 }
 
 /// Writes every second stripe in full, and some blocks of the others through the log.

@@ -1,6 +1,7 @@
 //! The structures that an array keeps on its slices, one file each. Byte maps: docs/format/.
 
 pub mod descriptor;
+pub mod index_page;
 pub mod label;
 pub mod record;
 pub mod root;

@@ -2,14 +2,15 @@
 //!
 //! A slice has one strip in each *row*. Which strip that is says the layout.
 //!
-//! slice = label | log region | two roots | table pages, two places each | strips, each with its trailer |
-//! free | label
+//! slice = label | log region | two roots | pages of the stripe table and its index, two places each |
+//! strips, each with its trailer | free | label
 
 use crate::error::ArrayError;
 use crate::format::descriptor::{Descriptor, MOST_NAME_BYTES, Role};
 use crate::format::table_page::entries_per_page;
 use crate::format::trailer::MAX_STRIP_BLOCKS;
 use crate::layout::Layout;
+use crate::page_tree::{PageTree, pages_with_index};
 use crate::place::{Position, Positions, SegmentNo};
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, PoolId, SECTOR_BYTES};
@@ -258,30 +259,42 @@ impl Geometry {
         entries_per_page(self.strips()) as u64
     }
 
-    /// Table pages.
-    pub fn pages(&self) -> u64 {
+    /// Pages of the stripe table.
+    pub fn table_pages(&self) -> u64 {
         self.stripes.div_ceil(self.stripes_per_page())
     }
 
-    /// Offset of place 0 or 1 of a table page. All pages with the same place number are contiguous.
+    /// Pages of the stripe table and of its index.
+    pub fn pages(&self) -> u64 {
+        pages_with_index(self.table_pages())
+    }
+
+    /// The numbers of these pages.
+    pub fn page_tree(&self) -> PageTree {
+        PageTree::new(self.table_pages())
+    }
+
+    /// Offset of place 0 or 1 of a page of the table or its index. All pages with the same place number are
+    /// contiguous.
     pub fn page_at(&self, page: u64, place: u64) -> u64 {
         assert!(page < self.pages() && place < 2, "page {page} place {place}");
         self.roots_at() + 2 * BLOCK + (place * self.pages() + page) * BLOCK
     }
 
-    /// The table page and the place number of the block at offset `at`; `None` if no table page lies there.
+    /// The page of the table or its index, and the place number, of the block at offset `at`; none if no page
+    /// lies there.
     pub fn page_of(&self, at: u64) -> Option<(u64, u64)> {
-        let block = at.checked_sub(self.page_at(0, 0))? / BLOCK;
-        (block < 2 * self.pages()).then(|| (block % self.pages(), block / self.pages()))
+        let (block, pages) = (at.checked_sub(self.page_at(0, 0))? / BLOCK, self.pages());
+        (block < 2 * pages).then(|| (block % pages, block / pages))
     }
 
     fn strips_at(&self) -> u64 {
         self.roots_at() + 2 * BLOCK + 2 * self.pages() * BLOCK
     }
 
-    /// The range of roots and table pages.
-    pub fn checkpoints(&self) -> Range<u64> {
-        self.roots_at()..self.strips_at()
+    /// The range of the roots.
+    pub fn roots(&self) -> Range<u64> {
+        self.roots_at()..self.roots_at() + 2 * BLOCK
     }
 
     /// The range of log, roots and table pages: what carriers have.
@@ -363,7 +376,7 @@ mod tests {
             let geometry = Geometry::fit(&spec, mib << 20).unwrap();
             let [first, last] = geometry.reserved(mib << 20);
             assert_eq!((first.start, last.end), (0, mib << 20), "{k}+{m}");
-            assert_eq!((geometry.log().start, geometry.log().end), (64 << 10, geometry.checkpoints().start));
+            assert_eq!((geometry.log().start, geometry.log().end), (64 << 10, geometry.roots().start));
             assert!(geometry.end() <= last.start, "{k}+{m}");
             assert!(geometry.end() + 2 * geometry.strip_slot_bytes() > mib << 20, "{k}+{m} wastes space");
             assert!(geometry.page_at(geometry.pages() - 1, 1) + BLOCK == geometry.strip_at(0));

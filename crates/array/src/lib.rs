@@ -28,8 +28,7 @@
 //! - strips of a fresh stripe written, table record not durable: the stripe is still unwritten, its strips
 //!   are noise;
 //! - destage record durable, strips half written: replay writes them again from the record;
-//! - table pages of a checkpoint written, root not: the pages' number is above the root's, so they do not
-//!   count;
+//! - table pages of a checkpoint written, root not: the root before names the other places;
 //! - root written: the log before its replay segment is free.
 #![cfg_attr(
     not(test),
@@ -52,6 +51,7 @@ mod log;
 mod members;
 pub mod moves;
 mod open;
+pub mod page_tree;
 pub mod place;
 mod queue;
 mod ranks;

@@ -2,13 +2,12 @@
 //!
 //! Nothing is written before the claim is recorded. Nothing is appended before a root with a raised
 //! incarnation is durable, so leftovers of the last opening never join the chain. The log up to its end is
-//! durable on every carrier before that root, and so is what is written over table pages of a checkpoint
-//! without a root. What is not known to be durable is written again for that ([`mends`]).
+//! durable on every carrier before that root. What is not known to be durable is written again for that
+//! ([`mends`]).
 //!
-//! The order is: root and log on all carriers, flush, places that may hide another root, flush, pages on all
-//! carriers, flush, new root. The root before may need what a page is written over, so the root that was
-//! found is durable first, and no newer one may come back. After that the committed copy of each page is at
-//! the same place on every carrier, and checkpoints write the other place.
+//! The order is: root and log on all carriers, flush, places that may hide another root, flush, new root. The
+//! pages that the root names were durable before it was written. The next checkpoint may write over those of
+//! another root, so the root that was found is durable first, and no newer one may come back.
 //!
 //! An opening goes on without a drive only if every stripe can do without it: going on makes the drive's
 //! contents out of date, so that bringing it back later would not help.
@@ -21,8 +20,8 @@ use crate::context::Context;
 use crate::error::ArrayError;
 use crate::events::ArrayEvent;
 use crate::format::descriptor::{Descriptor, FIRST_GENERATION, MemberEntry};
+use crate::format::index_page::PageRef;
 use crate::format::root::Root;
-use crate::format::table_page::{PAGES_IN_A_PIECE, TablePage};
 use crate::geometry::{CreateSpec, Geometry};
 use crate::log::chain::{Head, LogSegment};
 use crate::log::fold::{Redo, fold};
@@ -33,12 +32,11 @@ use crate::members::ownership::{AcceptedLoss, Claim, Lacking, Ownership};
 use crate::members::{FoundLabels, Members, Roster};
 use crate::place::{MemberNo, MemberSet, SegmentNo};
 use crate::site::Site;
-use crate::stripes::table::StripeTable;
 use checkpoint::{read_root, read_table};
 use outdated::{LeftOut, check_loss, leave_out_outdated, take_back};
-use penstock_base::num::{to_u16, to_usize};
+use penstock_base::num::to_u16;
 use penstock_base::rank::scoped;
-use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Env, Epoch, LogSeq, Version, env::random_id};
+use penstock_base::{ArrayId, BLOCK_BYTES, BufMut, Env, Epoch, LogSeq, Version, env::random_id};
 use penstock_drive::{Io, Slice};
 use penstock_raid::Code;
 use std::collections::VecDeque;
@@ -59,21 +57,9 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
     }
     let array = ArrayId(random_id(env));
     let carriers = first_carriers(spec, &geometry);
-    let table = StripeTable::new(&geometry, &Rc::new(spec.layout.clone()));
     for carrier in &carriers {
         let slice = &slices[usize::from(*carrier)];
-        for first in (0..geometry.pages()).step_by(to_usize(PAGES_IN_A_PIECE)) {
-            let pages = first..geometry.pages().min(first + PAGES_IN_A_PIECE);
-            let blocks: Vec<Buf> = pages
-                .map(|page| {
-                    let (words, strips) = (table.page_words(page), to_u16(geometry.strips()));
-                    TablePage { array, index: page, checkpoint: 0, strips, words }.encode()
-                })
-                .collect();
-            slice.write(geometry.page_at(first, 0), penstock_base::buf::gather(&blocks), IO).await?;
-        }
-        let root = Root { table_sum: table.sum(), ..first_root(array) };
-        slice.write(geometry.root_at(0), root.encode(), IO).await?;
+        slice.write(geometry.root_at(0), first_root(array).encode(), IO).await?;
         slice.flush(IO).await?;
     }
     let members = slices.iter().map(|slice| MemberEntry {
@@ -140,7 +126,7 @@ fn first_root(array: ArrayId) -> Root {
         durable: LogSeq(0),
         versions_reserved: Version(0),
         order: 0,
-        table_sum: 0,
+        table: PageRef::NONE,
         epoch: Epoch(0),
         behind: MemberSet::NONE,
     }
@@ -174,11 +160,8 @@ pub struct Opening {
     outdated: Vec<LeftOut>,
     /// Parts of the log, and the root, that carriers lack or may have in a cache alone.
     mends: Vec<Mend>,
-    /// Blocks for places that may hide a newer root. Its pages are written over, so it must not come back.
+    /// Blocks for places that may hide a newer root. Its pages are written over later, so it must not return.
     hidden: Vec<Mend>,
-    /// Committed pages that carriers lack or may have in a cache alone, also for places where a page lies
-    /// that must not count.
-    pages: Vec<Mend>,
     /// The carriers that were read.
     carriers: Vec<MemberNo>,
     redo: Redo,
@@ -244,8 +227,7 @@ impl Opening {
         if carriers.is_empty() {
             return Err(lacks_carriers(context, members, "the log as it was last"));
         }
-        let in_doubt = members.last_opening_is_unfinished(&claim);
-        let table = read_table(context, stripes, &root, &carriers, in_doubt).await?;
+        let bad_pages = read_table(context, stripes, &root, &carriers).await?;
         stripes.versions.set_reserved(root.versions_reserved);
         stripes.overlay_mut().skip_order(root.order);
         let found = read_log(context, &root, &carriers).await?;
@@ -275,7 +257,7 @@ impl Opening {
             check_loss(context, members, stripes, &array.strips, &outdated, &redo).await?;
         }
         stripes.versions.skip_reserved();
-        let bad = table.bad + found.bad_copies;
+        let bad = bad_pages + found.bad_copies;
         context.count(|counts| counts.checksum_errors += bad);
         if bad > 0 {
             members.suspect_metadata();
@@ -316,7 +298,6 @@ impl Opening {
             outdated,
             mends,
             hidden,
-            pages: table.mends,
             carriers: positions,
             redo,
             started,
@@ -340,7 +321,6 @@ impl Opening {
         // The chain must be complete on every carrier before anything rests on it.
         mends::write(context, members, &self.mends, &self.carriers, Site::ReplayMend).await?;
         mends::write(context, members, &self.hidden, &self.carriers, Site::ReplayMend).await?;
-        mends::write(context, members, &self.pages, &self.carriers, Site::ReplayPage).await?;
         // The writes on carriers from here on may have to wait until a lost one is replaced.
         array.start_carriers();
         let begun = async {

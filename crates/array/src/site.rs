@@ -34,7 +34,7 @@ macro_rules! sites {
 }
 
 sites! {
-    /// Table pages and the first root of a new array.
+    /// The first root of a new array.
     Create(Meta, "array.create"),
     /// Zeros over the label of a slice that takes a member's place.
     LabelClear(Meta, "label.clear"),
@@ -64,8 +64,6 @@ sites! {
     CarrierCopy(Rebuild, "carrier.copy"),
     /// At an opening: the root and records of the log that a carrier lacks or may have in a cache alone.
     ReplayMend(Meta, "replay.mend"),
-    /// At an opening: committed table pages, for the same reason or over pages that must not count.
-    ReplayPage(Meta, "replay.page"),
     /// At an opening: strips that destage records describe.
     ReplayRedo(Destage, "replay.redo"),
 }

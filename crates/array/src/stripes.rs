@@ -4,8 +4,10 @@
 //! stripes to repair. Does not own strips: what lies on drives is [`crate::strips`].
 
 pub(crate) mod census;
+pub(crate) mod index;
 pub(crate) mod map;
 pub(crate) mod overlay;
+pub(crate) mod pages;
 pub(crate) mod promises;
 pub(crate) mod table;
 mod versions;

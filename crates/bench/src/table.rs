@@ -1,17 +1,20 @@
 //! Benchmark of the stripe table of a large array: the cost of opening the array, its memory, and a report.
 //!
-//! The drives keep only the data written outside the table. They generate the table when it is read, by the
-//! same code that encodes its pages, with every stripe marked as written. So an array of any size can be
-//! opened. The time of generating the pages is measured separately.
+//! The drives keep only what is written. They generate the pages of the table when they are read, by the same
+//! code that encodes them, with every stripe marked as written, and have the index over them. So an array of
+//! any size can be opened.
 
+use penstock_array::format::index_page::{IndexPage, PageRef};
+use penstock_array::format::root::Root;
 use penstock_array::format::table_page::TablePage;
 use penstock_array::ownership::MemoryOwnership;
+use penstock_array::page_tree::PageTree;
 use penstock_array::{Array, ArrayError, CreateSpec, Geometry, Lacking, Roster, create, open};
 use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, LocalBoxFuture};
 use penstock_drive::superblock::Superblock;
 use penstock_drive::{Class, Drive, DriveError, DriveHandle, Io, Slice};
 use serde::Serialize;
-use std::cell::{Cell, RefCell};
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
@@ -19,8 +22,6 @@ use std::time::Instant;
 const IO: Io = Io::new(Class::Meta, "bench");
 const SLICE_AT: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Bytes of one read. Opening an array reads the table in steps of the same size.
-const PIECE: u64 = 1 << 20;
 /// The number of timed reports, of which the median is returned.
 const LOOKS: usize = 1001;
 
@@ -48,8 +49,6 @@ pub struct TableLine {
     pub create_s: f64,
     /// Seconds that it took to open the array.
     pub open_s: f64,
-    /// The part of `open_s` in seconds that the same reads take alone: the time of generating the pages.
-    pub reads_s: f64,
     /// Resident memory in MiB that the open array adds to the process.
     pub memory_mib: u64,
     /// Peak of the added memory in MiB while the array opened.
@@ -58,32 +57,64 @@ pub struct TableLine {
     pub report_us: f64,
 }
 
-/// Generates the contents of every drive's table.
-#[derive(Clone, Copy)]
+/// The stripe table of every drive.
 struct Made {
     array: ArrayId,
     geometry: Geometry,
+    tree: PageTree,
+    index: BTreeMap<u64, Buf>,
+    top: PageRef,
 }
 
 impl Made {
-    /// The table page at an offset of a slice; `None` outside the pages of the first place, the current one.
-    fn block(&self, offset: u64) -> Option<Buf> {
-        let index = offset.checked_sub(self.geometry.page_at(0, 0))? / BLOCK;
-        if index >= self.geometry.pages() {
-            return None;
+    fn new(array: ArrayId, geometry: Geometry) -> Self {
+        let (tree, index, top) = (geometry.page_tree(), BTreeMap::new(), PageRef::NONE);
+        let mut made = Self { array, geometry, tree, index, top };
+        let mut named: BTreeMap<u64, Vec<PageRef>> = BTreeMap::new();
+        for index in 0..made.tree.pages() {
+            let (block, written) = match named.remove(&index) {
+                None => (made.leaf(index), made.stripes_in(index)),
+                Some(refs) => {
+                    let written = refs.iter().map(|page| page.written).sum();
+                    let level = made.tree.level(index);
+                    let block = IndexPage { array, index, checkpoint: 0, level, refs }.encode();
+                    made.index.insert(index, block.clone());
+                    (block, written)
+                }
+            };
+            let crc = u32::from_le_bytes(block[4..8].try_into().expect("four bytes"));
+            let page = PageRef { written, crc, ..PageRef::NONE };
+            match made.tree.parent(index) {
+                Some((parent, _)) => named.entry(parent).or_default().push(page),
+                None => made.top = page,
+            }
         }
+        made
+    }
+
+    fn stripes_in(&self, page: u64) -> u64 {
         let per_page = self.geometry.stripes_per_page();
-        let count = per_page.min(self.geometry.stripes - index * per_page);
+        per_page.min(self.geometry.stripes - page * per_page)
+    }
+
+    fn leaf(&self, index: u64) -> Buf {
         let strips = self.geometry.strips();
         let entry = [[0; 3].as_slice(), &vec![1; strips]].concat();
-        let words = entry.repeat(count as usize);
-        Some(TablePage { array: self.array, index, checkpoint: 0, strips: strips as u16, words }.encode())
+        let words = entry.repeat(self.stripes_in(index) as usize);
+        TablePage { array: self.array, index, checkpoint: 0, strips: strips as u16, words }.encode()
+    }
+
+    /// The page at an offset of a slice; none if no page lies there at the first place.
+    fn block(&self, offset: u64) -> Option<Buf> {
+        let (page, place) = self.geometry.page_of(offset)?;
+        let block = || self.index.get(&page).cloned().unwrap_or_else(|| self.leaf(page));
+        (place == 0).then(block)
     }
 }
 
 struct MadeDrive {
     size_bytes: u64,
-    made: Rc<Cell<Option<Made>>>,
+    made: Rc<OnceCell<Made>>,
     written: RefCell<BTreeMap<u64, Buf>>,
 }
 
@@ -108,10 +139,6 @@ impl Drive for MadeDrive {
 
     fn write(&self, at: u64, data: Buf, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            // Drops table pages that a new array writes: reads generate them.
-            if self.made.get().is_some_and(|made| made.block(at.saturating_sub(SLICE_AT)).is_some()) {
-                return Ok(());
-            }
             let mut written = self.written.borrow_mut();
             for index in 0..data.len() / BLOCK_BYTES {
                 let bytes = data.slice(index * BLOCK_BYTES..(index + 1) * BLOCK_BYTES);
@@ -152,7 +179,7 @@ fn invalid(why: &str) -> ArrayError {
 }
 
 /// Slices of drives that are just large enough.
-fn slices(env: &Env, bench: TableBench, made: &Rc<Cell<Option<Made>>>) -> Result<Vec<Slice>, ArrayError> {
+fn slices(env: &Env, bench: TableBench, made: &Rc<OnceCell<Made>>) -> Result<Vec<Slice>, ArrayError> {
     let spec = CreateSpec::new("bench", bench.k, bench.m)?;
     let stripes = (bench.tib << 40) / (bench.k as u64 * u64::from(spec.strip_blocks) * BLOCK);
     // Strips with their trailers, the table, the log, and a margin.
@@ -168,33 +195,21 @@ fn slices(env: &Env, bench: TableBench, made: &Rc<Cell<Option<Made>>>) -> Result
     Ok((0..(bench.k + bench.m) as u64).map(drive).collect())
 }
 
-/// Reads the parts of the table that opening reads, discards them, and returns the seconds that it took.
-async fn read_tables(slices: &[Slice], geometry: &Geometry) -> Result<f64, ArrayError> {
-    let start = Instant::now();
-    for slice in &slices[..geometry.carriers()] {
-        for place in 0..2 {
-            let first = geometry.page_at(0, place);
-            let end = first + geometry.pages() * BLOCK;
-            for at in (first..end).step_by(PIECE as usize) {
-                slice.read(at, PIECE.min(end - at) as usize, IO).await.map_err(ArrayError::from)?;
-            }
-        }
-    }
-    Ok(start.elapsed().as_secs_f64())
-}
-
 /// Runs the benchmark on the worker that calls it.
 pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayError> {
-    let made: Rc<Cell<Option<Made>>> = Rc::default();
+    let made: Rc<OnceCell<Made>> = Rc::default();
     let slices = slices(env, bench, &made)?;
     let spec = CreateSpec::new("bench", bench.k, bench.m)?;
     let geometry = Geometry::fit(&spec, slices[0].len())?;
-    made.set(Some(Made { array: ArrayId::default(), geometry }));
     let start = Instant::now();
     let descriptor = create(env, &spec, &slices).await?;
     let create_s = start.elapsed().as_secs_f64();
-    made.set(Some(Made { array: descriptor.array, geometry }));
-    let reads_s = read_tables(&slices, &geometry).await?;
+    let table = made.get_or_init(|| Made::new(descriptor.array, geometry));
+    for carrier in &slices[..geometry.carriers()] {
+        let mut root = Root::decode(&carrier.read(geometry.root_at(0), BLOCK_BYTES, IO).await?)?;
+        root.table = table.top;
+        carrier.write(geometry.root_at(0), root.encode(), IO).await?;
+    }
     forget_peak()?;
     let [before, _] = memory_mib()?;
     let start = Instant::now();
@@ -221,7 +236,6 @@ pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayE
         table_mib: (2 * geometry.pages() * BLOCK) >> 20,
         create_s,
         open_s,
-        reads_s,
         memory_mib: now.saturating_sub(before),
         peak_mib: most.saturating_sub(before),
         report_us: looks[LOOKS / 2],

@@ -169,26 +169,17 @@ pub fn session(details: &SessionDetails) {
 
 pub fn tables(lines: &[penstock_bench::TableLine]) {
     println!(
-        "{:>5}{:>12}{:>11}{:>10}{:>9}{:>10}{:>12}{:>11}{:>11}",
-        "TiB",
-        "stripes",
-        "table MiB",
-        "create s",
-        "open s",
-        "making s",
-        "memory MiB",
-        "peak MiB",
-        "report us"
+        "{:>5}{:>12}{:>11}{:>10}{:>9}{:>12}{:>11}{:>11}",
+        "TiB", "stripes", "table MiB", "create s", "open s", "memory MiB", "peak MiB", "report us"
     );
     for line in lines {
         println!(
-            "{:>5}{:>12}{:>11}{:>10.2}{:>9.2}{:>10.2}{:>12}{:>11}{:>11.1}",
+            "{:>5}{:>12}{:>11}{:>10.2}{:>9.2}{:>12}{:>11}{:>11.1}",
             line.tib,
             line.stripes,
             line.table_mib,
             line.create_s,
             line.open_s,
-            line.reads_s,
             line.memory_mib,
             line.peak_mib,
             line.report_us

@@ -11,12 +11,13 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 45] = [
+pub const DECODERS: [Decoder; 46] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::LABEL,
     array::TRAILER,
     array::TABLE_PAGE,
+    array::INDEX_PAGE,
     array::ROOT,
     array::SEGMENT_HEADER,
     array::LOG_RECORD,

@@ -4,6 +4,7 @@
 //! why it does not decode. A drive that is in use may be inspected; what is shown may change meanwhile.
 
 use penstock_array::format::descriptor::Descriptor;
+use penstock_array::format::index_page::{IndexPage, PageRef};
 use penstock_array::format::label::Label;
 use penstock_array::format::record::{Entry, RecordHead};
 use penstock_array::format::root::Root;
@@ -224,9 +225,21 @@ fn root_fields(root: &Root) -> Value {
         "durable": root.durable.0,
         "versions_reserved": root.versions_reserved.0,
         "order": root.order,
-        "table_sum": root.table_sum,
+        "table": page_fields(&root.table),
         "epoch": root.epoch.0,
         "behind": root.behind.iter().map(MemberNo::number).collect::<Vec<_>>(),
+    })
+}
+
+/// The copy of a page that counts.
+fn page_fields(page: &PageRef) -> Value {
+    json!({
+        "checkpoint": page.checkpoint,
+        "place": page.place,
+        "crc": page.crc,
+        "written_stripes": page.written,
+        "most_stale_strips": page.most_stale,
+        "has_moved_strips": page.has_moves,
     })
 }
 
@@ -251,19 +264,25 @@ fn positions(set: Positions) -> Vec<u16> {
     set.iter().map(|position| position.number()).collect()
 }
 
-/// For each place of table pages, how many hold a page, the newest checkpoint of them, and which are damaged.
+/// For each place of pages of the table and its index, how many hold a page, the newest checkpoint of them,
+/// and which are damaged.
 async fn table(drive: &dyn Drive, entry: &SliceEntry, geometry: &Geometry) -> Value {
     let mut shown = Map::new();
     shown.insert("pages".into(), geometry.pages().into());
+    let tree = geometry.page_tree();
+    let checkpoint = |page: u64, bytes: &[u8]| match tree.is_leaf(page) {
+        true => TablePage::decode(bytes).map(|found| found.checkpoint),
+        false => IndexPage::decode(bytes).map(|found| found.checkpoint),
+    };
     for place in 0..2 {
         let (mut pages, mut blank, mut newest, mut bad) = (0u64, 0u64, None, Map::new());
         for page in 0..geometry.pages() {
             match read(drive, entry.offset + geometry.page_at(page, place), BLOCK_BYTES).await {
                 Err(error) => drop(bad.insert(page.to_string(), error.to_string().into())),
-                Ok(bytes) => match TablePage::decode(&bytes) {
+                Ok(bytes) => match checkpoint(page, &bytes) {
                     Ok(found) => {
                         pages += 1;
-                        newest = newest.max(Some(found.checkpoint));
+                        newest = newest.max(Some(found));
                     }
                     Err(_) if bytes.iter().all(|byte| *byte == 0) => blank += 1,
                     Err(error) => drop(bad.insert(page.to_string(), error.to_string().into())),

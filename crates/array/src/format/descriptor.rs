@@ -11,7 +11,7 @@ use penstock_drive::copies::COPY_BYTES;
 use penstock_layout::{MOST_MEMBERS, Shape};
 use std::collections::BTreeSet;
 
-const FORMAT: u16 = 5;
+const FORMAT: u16 = 6;
 /// An array is one range of stripes, with an extent on each member.
 const RANGES: u16 = 1;
 /// The rules by which a layout's numbers are read.

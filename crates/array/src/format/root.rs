@@ -1,20 +1,21 @@
-//! The root of a checkpoint: the start of log replay and the valid table pages. Byte map: docs/format/log.md.
+//! The root of a checkpoint: the start of log replay, and the stripe table. Byte map: docs/format/log.md.
 
 use super::descriptor::MemberEntry;
+use super::index_page::PageRef;
 use super::{are_near, check_block, seal_block};
 use crate::place::{MemberNo, MemberSet};
 use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
 
 const MAGIC: &[u8; 4] = b"PROT";
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 
 /// A checkpoint's root. Each carrier has two places for it; checkpoint `seq` goes to place `seq % 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
     /// The array.
     pub array: ArrayId,
-    /// Number of the checkpoint: table pages with a greater number do not count.
+    /// Number of the checkpoint.
     pub seq: u64,
     /// Raised at every opening, before the first append.
     pub incarnation: u64,
@@ -32,25 +33,13 @@ pub struct Root {
     pub versions_reserved: Version,
     /// Data entries may have orders up to this one.
     pub order: u64,
-    /// The XOR of [`page_mark`] over all pages of the stripe table, each with the checkpoint of its newest
-    /// copy. A table that yields another value is not the one that this root was written for.
-    pub table_sum: u64,
+    /// The topmost page of the stripe table's index, which proves all others.
+    pub table: PageRef,
     /// The owner's epoch. Labels of valid members are of this epoch or a later one, except those in
     /// `behind`.
     pub epoch: Epoch,
     /// Valid members whose labels did not take the owner's epoch.
     pub behind: MemberSet,
-}
-
-/// A hash of a page number and the checkpoint that wrote the page. The root XORs these over all pages.
-pub fn page_mark(page: u64, checkpoint: u64) -> u64 {
-    // The finalizer of SplitMix64, once for each number.
-    let mix = |mut x: u64| {
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    };
-    mix(mix(page.wrapping_add(0x9e37_79b9_7f4a_7c15)) ^ checkpoint.wrapping_add(0x3c6e_f372_fe94_f82a))
 }
 
 impl Root {
@@ -72,7 +61,8 @@ impl Root {
             .u64(self.incarnation_start.0)
             .u64(self.replay_segment)
             .u64(self.replay_seq.0);
-        enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order).u64(self.table_sum);
+        enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order);
+        self.table.encode(&mut enc);
         enc.u64(self.epoch.0).u16(to_u16(self.behind.len()));
         self.behind.iter().for_each(|member| {
             enc.u16(member.number());
@@ -123,7 +113,7 @@ impl Root {
             durable: LogSeq(dec.counter_with_room()?),
             versions_reserved: Version(dec.counter_with_room()?),
             order: dec.counter_with_room()?,
-            table_sum: dec.u64()?,
+            table: PageRef::decode(&mut dec)?,
             epoch: Epoch(dec.counter_with_room()?),
             behind: decode_members(&mut dec)?,
         };

@@ -1,6 +1,7 @@
 //! Golden bytes, damage and noise for every structure: old images must open, and no input may cause a panic.
 
 use super::descriptor::{Descriptor, MemberEntry, Role};
+use super::index_page::{IndexPage, PageRef};
 use super::label::Label;
 use super::record::{Entry, RecordHead, StripPatch};
 use super::root::Root;
@@ -36,7 +37,7 @@ fn root() -> Root {
         durable: LogSeq(44),
         versions_reserved: Version(1 << 20),
         order: 77,
-        table_sum: 12,
+        table: top(),
         epoch: Epoch(6),
         behind: MemberSet::one(MemberNo::new(2)),
     }
@@ -48,6 +49,14 @@ fn segment() -> SegmentHeader {
 
 fn page() -> TablePage {
     TablePage { array: ARRAY, index: 1, checkpoint: 3, strips: 2, words: vec![0, 0, 0, 7, 7, 2, 1, 3, 9, 8] }
+}
+
+fn top() -> PageRef {
+    PageRef { checkpoint: 3, written: 500, crc: 0x0506_0708, place: 1, most_stale: 2, has_moves: true }
+}
+
+fn index_page() -> IndexPage {
+    IndexPage { array: ARRAY, index: 8, checkpoint: 3, level: 1, refs: vec![PageRef::NONE, top()] }
 }
 
 fn trailer() -> Trailer {
@@ -173,7 +182,7 @@ fn never_panics<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> T) {
 
 #[test]
 fn root_is_as_in_the_first_release() {
-    check(&root().encode(), 0xcb74_0402, 0..SECTOR_BYTES, &root(), |bytes| Root::decode(bytes).ok());
+    check(&root().encode(), 0xbf35_4f64, 0..SECTOR_BYTES, &root(), |bytes| Root::decode(bytes).ok());
 }
 
 #[test]
@@ -185,6 +194,12 @@ fn segment_header_is_as_in_the_first_release() {
 #[test]
 fn table_page_is_as_in_the_first_release() {
     check(&page().encode(), 0x563c_9b19, 0..SECTOR_BYTES, &page(), |bytes| TablePage::decode(bytes).ok());
+}
+
+#[test]
+fn index_page_is_as_in_the_first_release() {
+    let page = index_page();
+    check(&page.encode(), 0x184c_34b2, 0..SECTOR_BYTES, &page, |bytes| IndexPage::decode(bytes).ok());
 }
 
 #[test]
@@ -209,7 +224,7 @@ fn record_is_as_in_the_first_release() {
 fn descriptor_is_as_in_the_first_release() {
     let bytes = descriptor().encode();
     assert_eq!(Descriptor::decode(&bytes).as_ref(), Ok(&descriptor()));
-    assert_eq!(crc32c(&bytes), 0x0575_059e, "{:#010x}", crc32c(&bytes));
+    assert_eq!(crc32c(&bytes), 0xcc05_0132, "{:#010x}", crc32c(&bytes));
     never_panics(&bytes, Descriptor::decode);
 }
 
@@ -225,7 +240,7 @@ fn spread() -> Descriptor {
 fn descriptor_of_spread_stripes_is_as_in_the_first_release() {
     let bytes = spread().encode();
     assert_eq!(Descriptor::decode(&bytes).as_ref(), Ok(&spread()));
-    assert_eq!(crc32c(&bytes), 0x4d19_69ee, "{:#010x}", crc32c(&bytes));
+    assert_eq!(crc32c(&bytes), 0x155b_4fa0, "{:#010x}", crc32c(&bytes));
     never_panics(&bytes, Descriptor::decode);
 }
 
@@ -257,7 +272,7 @@ fn label_is_as_in_the_first_release() {
     let bytes = label.encode();
     // The header, array, drive and position, and the descriptor with its length.
     let covered = 64 + 40 + 4 + descriptor().encode().len();
-    check(&bytes, 0xe968_8a16, 0..covered, &label, |bytes| Label::decode(bytes).ok());
+    check(&bytes, 0x4c22_007c, 0..covered, &label, |bytes| Label::decode(bytes).ok());
     assert_eq!(label.descriptor(), Ok(descriptor()));
     let other = Label { revision: label.revision + 1, ..label };
     assert!(other.descriptor().is_err(), "a descriptor of another revision");
@@ -345,14 +360,15 @@ fn entries_of_noise_under_a_good_checksum_are_refused() {
 /// The same for the structures of one block.
 #[test]
 fn blocks_of_noise_under_a_good_checksum_are_refused() {
-    for whole in [root().encode(), segment().encode(), page().encode()] {
+    for whole in [root().encode(), segment().encode(), page().encode(), index_page().encode()] {
         never_panics(&whole, |noise| {
             let mut sealed = noise.to_vec();
             if sealed.len() == BLOCK_BYTES {
                 let crc = crc32c(&sealed[8..]);
                 sealed[4..8].copy_from_slice(&crc.to_le_bytes());
             }
-            let _ = (Root::decode(&sealed), SegmentHeader::decode(&sealed), TablePage::decode(&sealed));
+            let _ = (Root::decode(&sealed), SegmentHeader::decode(&sealed));
+            let _ = (TablePage::decode(&sealed), IndexPage::decode(&sealed));
         });
     }
 }
@@ -395,6 +411,24 @@ fn a_page_of_strips_that_do_not_exist_is_refused() {
         let bad = TablePage { strips, words, ..page() };
         assert!(TablePage::decode(&bad.encode()).is_err(), "{bad:?}");
     }
+}
+
+/// A reference to a page at a place that there is not, with more stale strips than a stripe has, or to no
+/// page is rejected.
+#[test]
+fn a_reference_to_a_page_that_there_cannot_be_is_refused() {
+    let bad = [
+        PageRef { place: 2, ..top() },
+        PageRef { most_stale: 65, ..top() },
+        PageRef { written: 0, ..top() },
+        PageRef { written: u64::MAX, ..top() },
+    ];
+    for bad in bad {
+        assert!(Root::decode(&Root { table: bad, ..root() }.encode()).is_err(), "{bad:?}");
+        let page = IndexPage { refs: vec![bad], ..index_page() };
+        assert!(IndexPage::decode(&page.encode()).is_err(), "{bad:?}");
+    }
+    assert!(IndexPage::decode(&IndexPage { level: 0, ..index_page() }.encode()).is_err());
 }
 
 /// A patch whose columns do not ascend is rejected.

@@ -261,10 +261,7 @@ impl CarrierReplacement {
                 end += 1;
             }
             copy.pieces.begin(first..end);
-            let part =
-                |range: Range<u64>| range.start.max(first * PIECE_BYTES)..range.end.min(end * PIECE_BYTES);
-            let ranges = self.needed_ranges().into_iter().map(part).filter(|range| !range.is_empty());
-            for range in ranges.collect::<Vec<_>>() {
+            for range in self.needed_in(first * PIECE_BYTES..end * PIECE_BYTES) {
                 let (at, len) = (range.start, to_usize(range.end - range.start));
                 let (bytes, lacking) = copy.sources.read(at, len).await;
                 if lacking.iter().any(|block| !self.is_spare(at + (block * BLOCK_BYTES) as u64)) {
@@ -278,10 +275,14 @@ impl CarrierReplacement {
         copy.slice.flush(IO).await.map_err(Stop::Refused)
     }
 
-    /// True for the place of a table page that holds no copy which counts. Zeros there do not count either.
+    /// True for a place of a page that holds no copy which counts. Zeros there do not count either.
     fn is_spare(&self, at: u64) -> bool {
-        let counts = |page: u64| u64::from(self.stripes.table().place(page).0);
-        self.context.geo.page_of(at).is_some_and(|(page, place)| counts(page) != place)
+        let table = self.stripes.table();
+        let counts = |page: u64, place: u64| {
+            let named = table.index().page(page);
+            !named.is_none() && u64::from(named.place) == place
+        };
+        self.context.geo.page_of(at).is_some_and(|(page, place)| !counts(page, place))
     }
 
     /// The outcome of a copy that does not go on. If the member or the carrier that failed may be lost, it
@@ -304,11 +305,42 @@ impl CarrierReplacement {
         Ok(made)
     }
 
-    /// The parts of a carrier that an opening reads: the log as far as it may read it, roots, and pages.
+    /// The parts of a carrier that an opening reads: the log as far as it may read it, roots, and both places
+    /// of pages in use.
     fn needed_ranges(&self) -> Vec<Range<u64>> {
-        let geo = &self.context.geo;
+        let (geo, table) = (&self.context.geo, self.stripes.table());
         let mut needed = self.chain.needed_ranges();
-        needed.push(geo.checkpoints());
+        needed.push(geo.roots());
+        let in_use: BTreeSet<u64> = table.index().named().chain(table.index().writing()).collect();
+        for place in 0..2 {
+            needed.extend(in_use.iter().map(|page| block_at(geo.page_at(*page, place))));
+        }
         needed
     }
+
+    /// The needed parts of a range.
+    fn needed_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let (geo, table) = (&self.context.geo, self.stripes.table());
+        let part = |part: Range<u64>| part.start.max(range.start)..part.end.min(range.end);
+        let mut needed: Vec<_> =
+            self.chain.needed_ranges().into_iter().chain([geo.roots()]).map(part).collect();
+        let is_in_use = |at: &u64| geo.page_of(*at).is_some_and(|(page, _)| table.index().is_in_use(page));
+        let blocks = (range.start..range.end).step_by(BLOCK_BYTES);
+        needed.extend(blocks.filter(is_in_use).map(block_at).fold(
+            Vec::new(),
+            |mut all: Vec<Range<u64>>, block| {
+                match all.last_mut() {
+                    Some(last) if last.end == block.start => last.end = block.end,
+                    _ => all.push(block),
+                }
+                all
+            },
+        ));
+        needed.retain(|range| !range.is_empty());
+        needed
+    }
+}
+
+fn block_at(at: u64) -> Range<u64> {
+    at..at + BLOCK_BYTES as u64
 }

@@ -11,7 +11,7 @@ use crate::error::ArrayError;
 use crate::format::record::{Entry, RecordHead};
 use crate::format::root::Root;
 use crate::format::segment::SegmentHeader;
-use crate::format::table_page::{PAGES_IN_A_PIECE, TablePage};
+use crate::format::table_page::PAGES_IN_A_PIECE;
 use crate::log::chain::{Chain, LogSegment};
 use crate::log::checkpoint::Checkpoints;
 use crate::log::writer::LogWriter;
@@ -20,6 +20,7 @@ use crate::place::{MemberNo, SegmentNo};
 use crate::salvage::{self, Salvaged};
 use crate::site::Site;
 use crate::stripes::Stripes;
+use crate::stripes::pages::is_named;
 use futures_util::future::join_all;
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, crc32c};
@@ -86,7 +87,7 @@ impl MetadataScrub {
                 self.destage.destage_all().await?;
             }
             // After two checkpoints both places of the root, and of every bad page, hold good copies. Page 0
-            // is written in any case, because without a changed page there might be no checkpoint.
+            // counts as changed in any case, because without a changed page there might be no checkpoint.
             let pages: BTreeSet<u64> = found.bad_pages.into_iter().chain([0]).collect();
             for _ in 0..2 {
                 self.stripes.table_mut().put_dirty(pages.clone());
@@ -137,7 +138,9 @@ impl MetadataScrub {
                 found.bad_copies += 1;
             }
             drop(paused);
-            for first in (0..geo.pages()).step_by(to_usize(PAGES_IN_A_PIECE)) {
+            let pieces: BTreeSet<u64> =
+                self.stripes.table().index().named().map(|page| page / PAGES_IN_A_PIECE).collect();
+            for first in pieces.into_iter().map(|piece| piece * PAGES_IN_A_PIECE) {
                 let piece = first..geo.pages().min(first + PAGES_IN_A_PIECE);
                 let mut bad = self.bad_pages(&slice, piece.clone()).await;
                 if bad.as_ref().is_some_and(|bad| !bad.is_empty()) {
@@ -165,13 +168,11 @@ impl MetadataScrub {
         if !places.iter().all(Salvaged::answered) {
             return None;
         }
+        let table = self.stripes.table();
         let is_bad = |page: &u64| {
-            let (place, checkpoint) = self.stripes.table().place(*page);
-            let at = to_usize(page - first) * BLOCK_BYTES;
-            let bytes = &places[usize::from(place)].bytes()[at..at + BLOCK_BYTES];
-            !TablePage::decode(bytes).is_ok_and(|found| {
-                found.array == self.context.id && found.index == *page && found.checkpoint == checkpoint
-            })
+            let (named, at) = (table.index().page(*page), to_usize(page - first) * BLOCK_BYTES);
+            let bytes = &places[usize::from(named.place)].bytes()[at..at + BLOCK_BYTES];
+            !named.is_none() && !is_named(named, bytes)
         };
         Some(piece.filter(is_bad).collect())
     }

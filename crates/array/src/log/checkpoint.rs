@@ -1,30 +1,47 @@
 //! Checkpoints: changed table pages, then a root, so that the log before it can be used again.
 //!
 //! Order on every carrier: pages into the place that does not hold their committed copy, flush, root into the
-//! place of its number, flush. A power cut before the root is complete leaves the old root, and pages with a
-//! number above it do not count. The log segments that the old root needs are free only after the new root is
-//! durable.
+//! place of its number, flush. A power cut before the root is complete leaves the old root, which names the
+//! old copies. The log segments that the old root needs are free only after the new root is durable.
+//!
+//! Invariant: a checkpoint that began is written with the same bytes until it is durable, before there is
+//! another. Its root may be on a carrier already when an attempt fails, and names exactly these bytes.
 
 use super::chain::Chain;
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::root::Root;
-use crate::format::table_page::TablePage;
 use crate::members::Members;
 use crate::place::SegmentNo;
 use crate::ranks;
 use crate::site::Site;
 use crate::stripes::Stripes;
+use crate::stripes::index::Update;
 use futures_util::StreamExt;
 use futures_util::stream;
 use penstock_base::Buf;
-use penstock_base::num::to_u16;
 use penstock_base::rank::{RankedGuard, RankedMutex, scoped};
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Pages written at the same time.
 const PAGES_IN_FLIGHT: usize = 32;
+
+/// A checkpoint that began.
+struct Begun {
+    root: Root,
+    update: Update,
+    /// Segments that it takes from the log.
+    released: Vec<SegmentNo>,
+}
+
+/// The checkpoints of an array: the last one, and the one at hand.
+#[derive(Default)]
+struct State {
+    /// The newest durable root; none before the opening wrote one.
+    root: Option<Root>,
+    /// The checkpoint that is not durable yet.
+    begun: Option<Begun>,
+}
 
 /// Checkpoints of one array.
 pub(crate) struct Checkpoints {
@@ -32,8 +49,8 @@ pub(crate) struct Checkpoints {
     members: Rc<Members>,
     stripes: Rc<Stripes>,
     chain: Rc<Chain>,
-    /// The newest durable root; none before the opening wrote one. One checkpoint runs at a time.
-    root: RankedMutex<Option<Root>>,
+    /// One checkpoint runs at a time.
+    state: RankedMutex<State>,
 }
 
 impl Checkpoints {
@@ -48,7 +65,7 @@ impl Checkpoints {
             members: members.clone(),
             stripes: stripes.clone(),
             chain: chain.clone(),
-            root: RankedMutex::new(ranks::CHECKPOINT, None),
+            state: RankedMutex::new(ranks::CHECKPOINT, State::default()),
         })
     }
 
@@ -57,89 +74,79 @@ impl Checkpoints {
     /// # Panics
     /// Before the opening wrote the first one.
     pub(crate) async fn pause(&self) -> Paused<'_> {
-        Paused(self.root.lock().await)
+        Paused(self.state.lock().await)
     }
 
     /// The first root of this opening is durable.
     pub(crate) async fn set_root(&self, root: Root) {
-        *self.root.lock().await = Some(root);
+        self.state.lock().await.root = Some(root);
     }
 
     /// Writes a checkpoint if anything changed since the last one.
     pub(crate) async fn write(&self) -> Result<(), ArrayError> {
-        let mut root = self.root.lock().await;
+        let mut state = self.state.lock().await;
+        // One that failed is not of now.
+        self.end(&mut state).await?;
         let is_changed = {
             let segments = self.chain.segments();
             self.stripes.table().has_dirty() || segments.has_applied() || segments.used() > 1
         };
-        if !is_changed {
-            return Ok(());
+        if is_changed {
+            let last = state.root.as_ref().expect("an opened array has a root");
+            state.begun = Some(self.begin(last));
+            self.end(&mut state).await?;
         }
-        let last = root.as_ref().expect("an opened array has a root");
-        let released = self.chain.segments_mut().take_applied();
-        let pages = self.stripes.table_mut().take_dirty();
-        match self.try_write(last, &released, &pages).await {
-            Ok(new) => {
-                let mut segments = self.chain.segments_mut();
-                released.into_iter().for_each(|segment| segments.unpin(segment));
-                drop(segments);
-                self.chain.drop_before(SegmentNo(new.replay_segment));
-                *root = Some(new);
-                self.context.count(|counts| counts.checkpoints += 1);
-                Ok(())
-            }
-            Err(error) => {
-                self.chain.segments_mut().put_applied(released);
-                self.stripes.table_mut().put_dirty(pages);
-                Err(error)
-            }
-        }
+        Ok(())
     }
 
-    fn encode_page(&self, page: u64, checkpoint: u64) -> Buf {
-        let words = self.stripes.table().page_words(page);
-        let strips = to_u16(self.context.geo.strips());
-        TablePage { array: self.context.id, index: page, checkpoint, strips, words }.encode()
-    }
-
-    async fn try_write(
-        &self,
-        last: &Root,
-        released: &[SegmentNo],
-        pages: &BTreeSet<u64>,
-    ) -> Result<Root, ArrayError> {
+    /// The checkpoint of now. All pages are encoded in one step: they are one state of the table.
+    fn begin(&self, last: &Root) -> Begun {
         let seq = last.seq + 1;
-        // All pages are encoded before the first wait: they are one state of the table.
-        let blocks: Vec<(u64, Buf)> =
-            pages.iter().map(|page| (*page, self.encode_page(*page, seq))).collect();
-        let tail = self.chain.segments().tail_without(released).clone();
-        let table_sum = self.stripes.table().sum_with(pages.iter().copied(), seq);
+        let released = self.chain.segments_mut().take_applied();
+        let update = self.stripes.table_mut().update(self.context.id, seq);
+        let tail = self.chain.segments().tail_without(&released).clone();
         let root = Root {
             seq,
             replay_segment: tail.number.0,
             replay_seq: tail.first_seq,
             replay_chain: tail.chain,
-            table_sum,
+            table: update.top(),
             ..self.root_of_now()
         };
-        let write = |(page, block): &(u64, Buf)| {
-            let place = u64::from(self.stripes.table().place(*page).0 ^ 1);
-            let (at, block) = (self.context.geo.page_at(*page, place), block.clone());
+        Begun { root, update, released }
+    }
+
+    /// Ends the checkpoint that began, if there is one. After an error it is to be ended later.
+    async fn end(&self, state: &mut State) -> Result<(), ArrayError> {
+        let Some(begun) = &state.begun else { return Ok(()) };
+        self.write_pages(&begun.update).await?;
+        self.write_root(&begun.root).await?;
+        let Some(Begun { root, update, released }) = state.begun.take() else { return Ok(()) };
+        self.stripes.table_mut().commit(update);
+        let top = self.stripes.table().index().top();
+        assert_eq!(top, root.table, "the root stands for the table that was written");
+        let mut segments = self.chain.segments_mut();
+        released.into_iter().for_each(|segment| segments.unpin(segment));
+        drop(segments);
+        self.chain.drop_before(SegmentNo(root.replay_segment));
+        state.root = Some(root);
+        self.context.count(|counts| counts.checkpoints += 1);
+        Ok(())
+    }
+
+    async fn write_pages(&self, update: &Update) -> Result<(), ArrayError> {
+        let write = |(page, place, block): &(u64, u8, Buf)| {
+            let (at, block) = (self.context.geo.page_at(*page, (*place).into()), block.clone());
             scoped(async move { self.members.write_carriers(at, &block, Site::CheckpointPage.io()).await })
         };
         // Every write that began ends before an error is returned: none may land after the next checkpoint's.
         let written: Vec<_> =
-            stream::iter(blocks.iter().map(write)).buffer_unordered(PAGES_IN_FLIGHT).collect().await;
+            stream::iter(update.blocks().iter().map(write)).buffer_unordered(PAGES_IN_FLIGHT).collect().await;
         written.into_iter().collect::<Result<(), _>>()?;
-        self.members.flush_carriers().await?;
-        self.write_root(&root).await?;
-        let mut table = self.stripes.table_mut();
-        blocks.iter().for_each(|(page, _)| table.commit_page(*page, seq));
-        assert_eq!(table.sum(), root.table_sum, "the root stands for the table that was written");
-        Ok(root)
+        self.members.flush_carriers().await
     }
 
-    /// A root with the counters of now. Number, replay member and table sum are the caller's.
+    /// A root with the counters of now. Number, place of replay and table are the caller's.
     pub(crate) fn root_of_now(&self) -> Root {
         let head = self.chain.head();
         Root {
@@ -153,7 +160,7 @@ impl Checkpoints {
             durable: self.chain.durable(),
             versions_reserved: self.stripes.versions.reserved(),
             order: self.stripes.overlay().order(),
-            table_sum: self.stripes.table().sum(),
+            table: self.stripes.table().index().top(),
             epoch: self.members.claim().epoch,
             behind: self.members.owed_labels(),
         }
@@ -172,11 +179,11 @@ impl Checkpoints {
 }
 
 /// While it lives no checkpoint is written: root and committed pages stay at their places.
-pub(crate) struct Paused<'a>(RankedGuard<'a, Option<Root>>);
+pub(crate) struct Paused<'a>(RankedGuard<'a, State>);
 
 impl Paused<'_> {
     /// The newest durable root.
     pub(crate) fn root(&self) -> &Root {
-        self.0.as_ref().expect("an opened array has a root")
+        self.0.root.as_ref().expect("an opened array has a root")
     }
 }

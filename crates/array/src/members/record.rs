@@ -211,12 +211,6 @@ impl Members {
         Ok((claim, stale))
     }
 
-    /// True if an opening wrote mends, and may not have made them durable.
-    pub(crate) fn last_opening_is_unfinished(&self, claim: &Claim) -> bool {
-        let desc = self.desc.borrow();
-        desc.epoch.max(claim.epoch) > desc.root_epoch.max(claim.root_epoch)
-    }
-
     /// The epoch of an opening that finds `claim`.
     pub(crate) fn next_epoch(&self, claim: &Claim) -> Epoch {
         Epoch(self.desc.borrow().epoch.0.max(claim.epoch.0) + 1)

@@ -1,9 +1,9 @@
 //! The stripe table in memory: for each stripe its stale strips, those in spare places, and the version of
 //! every strip.
 //!
-//! It is kept by pages, as on the drives. A page without a written stripe takes no memory. A page whose
-//! stripes each have one version, no stale strip and all strips at their own places takes a word per stripe;
-//! any other page takes 3 + strips words per stripe.
+//! It is kept by pages, as on the drives. A page without a written stripe takes no memory, there and here. A
+//! page whose stripes each have one version, no stale strip and all strips at their own places takes a word
+//! per stripe; any other page takes 3 + strips words per stripe.
 //!
 //! Invariants:
 //! - a change is applied only when its log record is durable, so a page written by a checkpoint never claims
@@ -12,23 +12,22 @@
 //! - the census counts every written stripe as it is in the table.
 
 use super::census::{Census, StripeState};
-use crate::format::root::page_mark;
-use crate::format::table_page::entry_words;
+use super::index::{Index, Update, agrees};
+use crate::format::index_page::PageRef;
+use crate::format::table_page::{TablePage, entry_words};
 use crate::geometry::Geometry;
 use crate::layout::Layout;
 use crate::moves::Moves;
 use crate::place::{MemberNo, MemberSet, Position, Positions};
-use penstock_base::num::to_usize;
-use penstock_base::{Stripe, Version};
+use penstock_base::num::{to_u8, to_u16, to_usize};
+use penstock_base::{ArrayId, Stripe, Version};
 use penstock_raid::MAX_STRIPS;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
 /// The entries of one page.
 enum Page {
-    /// No stripe is written.
-    Unwritten,
     /// The version of all strips of each stripe, none of them stale; 0 where it is unwritten.
     Uniform(Box<[u64]>),
     /// For each stripe the words of its entry, as on the drives.
@@ -45,12 +44,11 @@ pub(crate) struct StripeTable {
     strips: usize,
     stripes: u64,
     stripes_per_page: u64,
-    pages: Vec<Page>,
+    /// Those with written stripes, and maybe some without.
+    pages: BTreeMap<u64, Page>,
+    /// Pages of the table or the index that the next checkpoint writes.
     dirty_pages: BTreeSet<u64>,
-    /// By page, the place (0 or 1) of its newest committed copy, and the checkpoint that wrote that.
-    places: Vec<(u8, u64)>,
-    /// The XOR of the marks of all pages with these checkpoints.
-    sum: u64,
+    index: Index,
     census: Census,
 }
 
@@ -62,18 +60,17 @@ impl StripeTable {
             strips,
             stripes: geometry.stripes,
             stripes_per_page: geometry.stripes_per_page(),
-            pages: (0..geometry.pages()).map(|_| Page::Unwritten).collect(),
+            pages: BTreeMap::new(),
             dirty_pages: BTreeSet::new(),
-            places: vec![(0, 0); to_usize(geometry.pages())],
-            sum: (0..geometry.pages()).fold(0, |sum, page| sum ^ page_mark(page, 0)),
+            index: Index::new(geometry.page_tree()),
             census: Census::new(layout, MemberSet::NONE),
         }
     }
 
     /// A stripe's page, and its index there.
-    fn place_of(&self, stripe: Stripe) -> (usize, usize) {
+    fn place_of(&self, stripe: Stripe) -> (u64, usize) {
         assert!(stripe.0 < self.stripes, "stripe {stripe} of {}", self.stripes);
-        (to_usize(stripe.0 / self.stripes_per_page), to_usize(stripe.0 % self.stripes_per_page))
+        (stripe.0 / self.stripes_per_page, to_usize(stripe.0 % self.stripes_per_page))
     }
 
     /// The words of the entry at an index of a full page.
@@ -93,10 +90,10 @@ impl StripeTable {
 
     pub(crate) fn is_written(&self, stripe: Stripe) -> bool {
         let (page, at) = self.place_of(stripe);
-        match &self.pages[page] {
-            Page::Unwritten => false,
-            Page::Uniform(versions) => versions[at] != 0,
-            Page::Full(words) => words[self.words_of(at)][HEAD..].iter().any(|version| *version != 0),
+        match self.pages.get(&page) {
+            None => false,
+            Some(Page::Uniform(versions)) => versions[at] != 0,
+            Some(Page::Full(words)) => words[self.words_of(at)][HEAD..].iter().any(|version| *version != 0),
         }
     }
 
@@ -112,19 +109,19 @@ impl StripeTable {
 
     fn state(&self, stripe: Stripe) -> StripeState {
         let (page, at) = self.place_of(stripe);
-        match &self.pages[page] {
-            Page::Unwritten | Page::Uniform(_) => StripeState::default(),
-            Page::Full(words) => StripeState::of(&words[self.words_of(at)]),
+        match self.pages.get(&page) {
+            None | Some(Page::Uniform(_)) => StripeState::default(),
+            Some(Page::Full(words)) => StripeState::of(&words[self.words_of(at)]),
         }
     }
 
     /// The version of a strip; 0 in an unwritten stripe.
     pub(crate) fn version(&self, stripe: Stripe, position: Position) -> Version {
         let (page, at) = self.place_of(stripe);
-        Version(match &self.pages[page] {
-            Page::Unwritten => 0,
-            Page::Uniform(versions) => versions[at],
-            Page::Full(words) => words[self.words_of(at)][HEAD + position.index()],
+        Version(match self.pages.get(&page) {
+            None => 0,
+            Some(Page::Uniform(versions)) => versions[at],
+            Some(Page::Full(words)) => words[self.words_of(at)][HEAD + position.index()],
         })
     }
 
@@ -132,10 +129,10 @@ impl StripeTable {
     fn entry(&self, stripe: Stripe) -> [u64; LONGEST_ENTRY] {
         let (mut entry, len) = ([0; LONGEST_ENTRY], entry_words(self.strips));
         let (page, at) = self.place_of(stripe);
-        match &self.pages[page] {
-            Page::Unwritten => {}
-            Page::Uniform(versions) => entry[HEAD..len].fill(versions[at]),
-            Page::Full(words) => entry[..len].copy_from_slice(&words[self.words_of(at)]),
+        match self.pages.get(&page) {
+            None => {}
+            Some(Page::Uniform(versions)) => entry[HEAD..len].fill(versions[at]),
+            Some(Page::Full(words)) => entry[..len].copy_from_slice(&words[self.words_of(at)]),
         }
         entry
     }
@@ -145,17 +142,11 @@ impl StripeTable {
         let (page, at) = self.place_of(stripe);
         let uniform =
             entry[..HEAD] == [0; HEAD] && entry[HEAD..].iter().all(|version| *version == entry[HEAD]);
-        if let Page::Unwritten = self.pages[page]
-            && uniform
-        {
-            self.pages[page] = Page::Uniform(vec![0; to_usize(self.stripes_in(page as u64))].into());
+        if !uniform && !matches!(self.pages.get(&page), Some(Page::Full(_))) {
+            self.pages.insert(page, Page::Full(self.page_words(page).into()));
         }
-        if !uniform && !matches!(self.pages[page], Page::Full(_)) {
-            self.pages[page] = Page::Full(self.page_words(page as u64).into());
-        }
-        let range = self.words_of(at);
-        match &mut self.pages[page] {
-            Page::Unwritten => unreachable!("it was given words above"),
+        let (range, stripes) = (self.words_of(at), to_usize(self.stripes_in(page)));
+        match self.pages.entry(page).or_insert_with(|| Page::Uniform(vec![0; stripes].into())) {
             Page::Uniform(versions) => versions[at] = entry[HEAD],
             Page::Full(words) => words[range].copy_from_slice(entry),
         }
@@ -277,9 +268,7 @@ impl StripeTable {
 
     /// Marks the strips on a member stale in every written stripe.
     pub(crate) fn reset_member(&mut self, member: MemberNo) {
-        for stripe in
-            Stripe(0).run(self.stripes).filter(|stripe| self.is_written(*stripe)).collect::<Vec<_>>()
-        {
+        for stripe in self.written_from(Stripe(0)).collect::<Vec<_>>() {
             let lost = self.layout.strips_on(stripe, self.moves(stripe), |on| on == member);
             if !lost.is_empty() {
                 self.set_stale(stripe, lost);
@@ -289,7 +278,9 @@ impl StripeTable {
 
     /// Written stripes from `from` on.
     fn written_from(&self, from: Stripe) -> impl Iterator<Item = Stripe> {
-        from.run(self.stripes.saturating_sub(from.0)).filter(|stripe| self.is_written(*stripe))
+        let pages = self.pages.range(from.0 / self.stripes_per_page..);
+        let stripes = pages.flat_map(|(page, _)| self.stripes_of(*page));
+        stripes.filter(move |stripe| *stripe >= from && self.is_written(*stripe))
     }
 
     /// The first written stripe at or after `from` for which `wanted` holds.
@@ -301,12 +292,7 @@ impl StripeTable {
         self.written_from(from).find(|stripe| wanted(*stripe, self.state(*stripe)))
     }
 
-    /// Takes the pages that changed since the last call.
-    pub(crate) fn take_dirty(&mut self) -> BTreeSet<u64> {
-        std::mem::take(&mut self.dirty_pages)
-    }
-
-    /// Gives pages back that could not be written.
+    /// Has pages of the table or the index written by the next checkpoint, although they did not change.
     pub(crate) fn put_dirty(&mut self, pages: BTreeSet<u64>) {
         self.dirty_pages.extend(pages);
     }
@@ -315,76 +301,94 @@ impl StripeTable {
         !self.dirty_pages.is_empty()
     }
 
-    pub(crate) fn page_words(&self, page: u64) -> Vec<u64> {
+    fn page_words(&self, page: u64) -> Vec<u64> {
         self.stripes_of(page)
             .flat_map(|stripe| self.entry(stripe).into_iter().take(entry_words(self.strips)))
             .collect()
     }
 
-    /// Fills a page from a checkpoint. Returns false, and changes nothing, if its length is wrong, or an
-    /// entry names a spare place that there is not.
-    pub(crate) fn load_page(&mut self, page: u64, place: u8, checkpoint: u64, words: &[u64]) -> bool {
+    /// The index of the last checkpoint.
+    pub(crate) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The same, to load it.
+    pub(crate) fn index_mut(&mut self) -> &mut Index {
+        &mut self.index
+    }
+
+    /// The pages that checkpoint `seq` writes, as the table is now. It is the only one until
+    /// [`Self::commit`].
+    pub(crate) fn update(&mut self, array: ArrayId, seq: u64) -> Update {
+        let dirty = std::mem::take(&mut self.dirty_pages).into_iter();
+        let (pages, of_index): (BTreeSet<u64>, BTreeSet<u64>) =
+            dirty.partition(|page| self.index.tree().is_leaf(*page));
+        let made = |index: u64| {
+            let (words, strips) = (self.page_words(index), to_u16(self.strips));
+            let known = summary(self.strips, &words);
+            let block = || TablePage { array, index, checkpoint: seq, strips, words }.encode();
+            (index, (!known.is_none()).then(|| (known, block())))
+        };
+        let changed = pages.into_iter().map(made).collect();
+        self.index.update(array, seq, changed, of_index)
+    }
+
+    /// The root with this update is durable.
+    pub(crate) fn commit(&mut self, update: Update) {
+        for page in update.unwritten().iter().filter(|page| !self.dirty_pages.contains(page)) {
+            self.pages.remove(page);
+        }
+        self.index.commit(update);
+    }
+
+    /// Fills a page that the index names from a checkpoint. Returns false, and changes nothing, if its length
+    /// is wrong, it disagrees with what is said of it, or an entry names a spare place that there is not.
+    pub(crate) fn load_page(&mut self, page: u64, words: &[u64]) -> bool {
         let len = entry_words(self.strips);
-        let has_places = |entry: &[u64]| {
+        let is_sound = |entry: &[u64]| {
             let state = StripeState::of(entry);
+            let is_written = entry[HEAD..].iter().any(|version| *version != 0);
             state.moves.iter().all(|(_, spare)| spare < self.layout.spares())
+                && (is_written || state == StripeState::default())
         };
         if words.len() as u64 != self.stripes_in(page) * len as u64
-            || !words.chunks_exact(len).all(has_places)
+            || !words.chunks_exact(len).all(is_sound)
+            || !agrees(self.index.page(page), summary(self.strips, words))
         {
             return false;
         }
         for (stripe, entry) in self.stripes_of(page).zip(words.chunks_exact(len)) {
-            // Most of a large table is unwritten.
+            // Many of a large table are unwritten.
             if entry.iter().any(|word| *word != 0) || self.is_written(stripe) {
-                self.change(stripe, |target| {
-                    target.copy_from_slice(entry);
-                    if target[HEAD..].iter().all(|version| *version == 0) {
-                        target.fill(0);
-                    }
-                });
+                self.change(stripe, |target| target.copy_from_slice(entry));
             }
         }
         self.dirty_pages.remove(&page);
-        self.set_place(page, place, checkpoint);
         true
     }
+}
 
-    /// The place of a page's committed copy and the checkpoint that wrote it.
-    pub(crate) fn place(&self, page: u64) -> (u8, u64) {
-        self.places[to_usize(page)]
-    }
-
-    /// The copy that `checkpoint` wrote in the other place is the committed one from now on.
-    pub(crate) fn commit_page(&mut self, page: u64, checkpoint: u64) {
-        let (place, _) = self.places[to_usize(page)];
-        self.set_place(page, place ^ 1, checkpoint);
-    }
-
-    fn set_place(&mut self, page: u64, place: u8, checkpoint: u64) {
-        let (_, before) = std::mem::replace(&mut self.places[to_usize(page)], (place, checkpoint));
-        self.sum ^= page_mark(page, before) ^ page_mark(page, checkpoint);
-    }
-
-    /// The sum that a root stores, for the committed copies of all pages.
-    pub(crate) fn sum(&self) -> u64 {
-        self.sum
-    }
-
-    /// The sum once `checkpoint` has written these pages.
-    pub(crate) fn sum_with(&self, pages: impl Iterator<Item = u64>, checkpoint: u64) -> u64 {
-        pages.fold(self.sum, |sum, page| {
-            sum ^ page_mark(page, self.places[to_usize(page)].1) ^ page_mark(page, checkpoint)
-        })
-    }
+/// The facts that the index keeps of a table page with these words.
+fn summary(strips: usize, words: &[u64]) -> PageRef {
+    let entries = words.chunks_exact(entry_words(strips));
+    let written = entries.filter(|entry| entry[HEAD..].iter().any(|version| *version != 0));
+    written.map(StripeState::of).fold(PageRef::NONE, |all, state| PageRef {
+        written: all.written + 1,
+        most_stale: all.most_stale.max(to_u8(state.stale.len())),
+        has_moves: all.has_moves || !state.moves.moved().is_empty(),
+        ..all
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::index_page::IndexPage;
     use crate::geometry::CreateSpec;
+    use penstock_base::{Buf, Id128};
     use penstock_layout::Shape;
 
+    const ARRAY: ArrayId = ArrayId(Id128([0xa7; 16]));
     const SECOND: Positions = Positions::from_bits(0b10);
     const WORDS: usize = 3 + 6;
 
@@ -418,6 +422,7 @@ mod tests {
         let mut below = random();
         let mut table = StripeTable::new(&geometry, &layout);
         let mut plain = vec![[0u64; WORDS]; stripes as usize];
+        let mut disk = BTreeMap::new();
         for round in 1..6000u64 {
             let number = below(stripes);
             let stripe = Stripe(number);
@@ -463,21 +468,49 @@ mod tests {
             if round % 500 == 0 {
                 let gone: MemberSet = (0..below(3)).map(|_| MemberNo::new(below(9) as usize)).collect();
                 table.set_absent(gone);
-                let mut loaded = StripeTable::new(&geometry, &layout);
-                loaded.set_absent(gone);
-                for page in 0..geometry.pages() {
-                    let words = table.page_words(page);
+                for page in 0..geometry.table_pages() {
                     let of_page = plain.chunks(per_page as usize).nth(page as usize).unwrap();
-                    assert_eq!(words, of_page.concat());
-                    assert!(loaded.load_page(page, 0, 0, &words));
-                    assert!(!loaded.load_page(page, 0, 0, &words[1..]));
+                    assert_eq!(table.page_words(page), of_page.concat());
                 }
-                assert!(!loaded.has_dirty());
+                let update = table.update(ARRAY, round);
+                disk.extend(update.blocks().iter().map(|(page, _, block)| (*page, block.clone())));
+                table.commit(update);
+                let mut loaded = load(&geometry, &layout, table.index().top(), &disk);
+                loaded.set_absent(gone);
                 for table in [&table, &loaded] {
                     check(table, &plain, gone);
                 }
             }
         }
+    }
+
+    /// The table that lies in these pages.
+    fn load(
+        geometry: &Geometry,
+        layout: &Rc<Layout>,
+        top: PageRef,
+        disk: &BTreeMap<u64, Buf>,
+    ) -> StripeTable {
+        let mut table = StripeTable::new(geometry, layout);
+        table.index_mut().load_top(top);
+        let tree = geometry.page_tree();
+        for page in (0..tree.pages()).rev().filter(|page| !tree.is_leaf(*page)) {
+            if !table.index().page(page).is_none() {
+                assert!(table.index_mut().load(page, IndexPage::decode(&disk[&page]).unwrap()));
+            }
+        }
+        for page in 0..geometry.table_pages() {
+            let words = || TablePage::decode(&disk[&page]).unwrap().words;
+            match table.index().page(page).is_none() {
+                true => assert!(!table.load_page(page, &[])),
+                false => {
+                    assert!(!table.load_page(page, &words()[1..]));
+                    assert!(table.load_page(page, &words()));
+                }
+            }
+        }
+        assert!(!table.has_dirty());
+        table
     }
 
     /// Compares a table with a plain list of its entries.
@@ -527,8 +560,18 @@ mod tests {
         let mut words = table.page_words(0);
         words[..3].copy_from_slice(&[0, 1, 2]);
         words[HEAD..WORDS].fill(5);
-        assert!(!table.load_page(0, 0, 1, &words));
+        let refs: Vec<PageRef> =
+            geometry.page_tree().children(geometry.page_tree().top()).map(|_| PageRef::NONE).collect();
+        let mut found =
+            IndexPage { array: ARRAY, index: geometry.page_tree().top(), checkpoint: 1, level: 1, refs };
+        found.refs[0] = PageRef { written: 1, has_moves: true, ..PageRef::NONE };
+        table.index_mut().load_top(found.refs[0]);
+        assert!(table.index_mut().load(found.index, found.clone()));
+        assert!(!table.load_page(0, &words));
         words[2] = 1;
-        assert!(table.load_page(0, 0, 1, &words));
+        assert!(table.load_page(0, &words));
+        // Neither does an unwritten stripe lack a strip.
+        words[WORDS] = 1;
+        assert!(!table.load_page(0, &words));
     }
 }

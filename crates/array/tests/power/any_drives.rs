@@ -21,12 +21,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
-const PLACES: [&str; 15] = [
+const PLACES: [&str; 14] = [
     "label.copy0",
     "label.copy0",
     "label.copy1",
     WriteSite::ReplayMend.name(),
-    WriteSite::ReplayPage.name(),
     WriteSite::ReplayRedo.name(),
     WriteSite::CheckpointRoot.name(),
     WriteSite::CheckpointRoot.name(),
@@ -39,12 +38,11 @@ const PLACES: [&str; 15] = [
     WriteSite::FreshStrip.name(),
 ];
 /// The places that a start passes before its root is durable.
-const BEFORE_A_ROOT: [&str; 6] = [
+const BEFORE_A_ROOT: [&str; 5] = [
     "label.copy0",
     "label.copy1",
     WriteSite::ReplayRedo.name(),
     WriteSite::ReplayMend.name(),
-    WriteSite::ReplayPage.name(),
     WriteSite::CheckpointRoot.name(),
 ];
 const CODES: [(usize, usize); 7] = [(4, 1), (4, 2), (2, 1), (1, 1), (2, 2), (3, 0), (1, 2)];

@@ -43,7 +43,7 @@ const WIDE: [(usize, usize, u32, u32); 8] = [
     (1, 5, 8, 160 << 10),
 ];
 /// Sites at which the power is cut. Other cuts come at a random time.
-const SITES: [&str; 19] = [
+const SITES: [&str; 18] = [
     WriteSite::LogAppend.name(),
     WriteSite::LogSegment.name(),
     WriteSite::FreshStrip.name(),
@@ -55,7 +55,6 @@ const SITES: [&str; 19] = [
     "discard.punch",
     WriteSite::ReplayRedo.name(),
     WriteSite::ReplayMend.name(),
-    WriteSite::ReplayPage.name(),
     "label.again",
     WriteSite::RebuildStrip.name(),
     "label.copy0",

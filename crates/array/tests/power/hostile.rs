@@ -7,6 +7,7 @@
 use crate::bench::{DISK_BYTES, IO, SLICE_AT, Site, buf_of, label_of, slice_of, spec, write, write_fresh};
 use crate::replaced::duplicate;
 use penstock_array::format::descriptor::Descriptor;
+use penstock_array::format::index_page::IndexPage;
 use penstock_array::format::label::Label;
 use penstock_array::format::record::{Entry, RecordHead};
 use penstock_array::format::root::Root;
@@ -307,6 +308,43 @@ pub fn roots(disk: &SimDisk) -> Vec<(u64, Root)> {
     found
 }
 
+/// Puts other bytes in the place of a page, and has the index and the roots name them.
+fn put_page(disk: &SimDisk, block: u64, bytes: &[u8]) {
+    let crc = |bytes: &[u8]| u32::from_le_bytes(bytes[4..8].try_into().unwrap());
+    let (before, after) = (crc(&disk.peek(block)), crc(bytes));
+    disk.corrupt(block, bytes);
+    for above in disk.used_blocks() {
+        let found = disk.peek(above);
+        if let Ok(mut root) = Root::decode(&found)
+            && root.table.crc == before
+        {
+            root.table.crc = after;
+            disk.corrupt(above, &root.encode());
+        }
+        if let Ok(mut index) = IndexPage::decode(&found)
+            && let Some(page) = index.refs.iter_mut().find(|page| page.crc == before && !page.is_none())
+        {
+            page.crc = after;
+            put_page(disk, above, &index.encode());
+        }
+    }
+}
+
+/// Changes one number of an index page.
+fn change_index(page: &mut IndexPage, field: u64, at: usize, number: u64) {
+    let at = at % page.refs.len();
+    match field % 8 {
+        0 => page.checkpoint = number >> 1,
+        1 => page.index = number >> 1,
+        2 => drop(page.refs.pop()),
+        3 => page.level = number as u8,
+        4 => page.refs[at].place ^= 1,
+        5 => page.refs[at].written = number >> 1,
+        6 => page.refs[at].crc = number as u32,
+        _ => page.refs.swap(0, at),
+    }
+}
+
 /// Changes one number of a root.
 fn change_root(root: &mut Root, field: u64, number: u64) {
     let counter = number >> 1;
@@ -338,15 +376,15 @@ fn change_page(page: &mut TablePage, field: u64, at: usize, number: u64) {
     }
 }
 
-/// A root or a table page says something else, sealed again on one disk or on all. An opening ends, and so
-/// does the next one.
+/// A root or a page says something else, sealed and named again on one disk or on all. An opening ends, and
+/// so does the next one.
 #[test]
 fn whatever_metadata_says_an_opening_ends() {
     let (site, first, segment_blocks) = site_with_log();
     let all: Vec<Found> = site.disks.iter().flat_map(|disk| records(disk, first, segment_blocks)).collect();
     let known: Vec<u64> = all.iter().flat_map(|record| &record.head.entries).flat_map(numbers).collect();
-    let mut changed = [0; 2];
-    for seed in penstock_sim::seeds(0..40) {
+    let mut changed = [0; 3];
+    for seed in penstock_sim::seeds(0..60) {
         let copy = duplicate(&site, None);
         let draws = World::new(seed);
         let (field, at, number) = (draws.env().random(), draws.env().random() as usize, draw(&draws, &known));
@@ -355,19 +393,23 @@ fn whatever_metadata_says_an_opening_ends() {
         for disk in disks {
             for block in disk.used_blocks() {
                 let bytes = disk.peek(block);
-                let other = match seed % 2 {
+                let other = match seed % 3 {
                     0 => Root::decode(&bytes).ok().map(|mut root| {
                         change_root(&mut root, field, number);
                         root.encode()
                     }),
-                    _ => TablePage::decode(&bytes).ok().map(|mut page| {
+                    1 => TablePage::decode(&bytes).ok().map(|mut page| {
                         change_page(&mut page, field, at, number);
+                        page.encode()
+                    }),
+                    _ => IndexPage::decode(&bytes).ok().map(|mut page| {
+                        change_index(&mut page, field, at, number);
                         page.encode()
                     }),
                 };
                 if let Some(other) = other {
-                    disk.corrupt(block, &other);
-                    changed[(seed % 2) as usize] += 1;
+                    put_page(disk, block, &other);
+                    changed[(seed % 3) as usize] += 1;
                 }
             }
         }

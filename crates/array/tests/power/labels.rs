@@ -227,7 +227,7 @@ fn labels_that_cannot_be_read_on_too_many_drives_are_given_up_by_name() {
 fn a_drive_whose_label_cannot_be_read_is_used_if_its_loss_is_accepted() {
     let mut site = written(4, 1);
     let geometry = Geometry::fit(&site.spec, slice_bytes()).unwrap();
-    let pages = SLICE_AT + geometry.checkpoints().start..SLICE_AT + geometry.checkpoints().end;
+    let pages = SLICE_AT + geometry.roots().start..SLICE_AT + geometry.metadata().end;
     for block in pages.start / BLOCK_BYTES as u64..pages.end / BLOCK_BYTES as u64 {
         // Roots and pages, of which the other carrier has good copies.
         site.disks[1].corrupt(block, &NOISE);

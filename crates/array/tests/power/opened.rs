@@ -147,13 +147,14 @@ fn a_restart_after_a_failed_flush_calls_nothing_durable_that_is_lost() {
     check(&cases, Fails::Last);
 }
 
-/// A checkpoint is cut between its pages and its root. The next opening writes over the pages, its flush
-/// fails, and the one after it finds in a cache what it wrote.
+/// A checkpoint is cut between its pages and its root. A flush of the next opening fails, and the one after
+/// it finds in a cache what it wrote.
 #[test]
-fn a_page_that_was_written_over_in_a_cache_alone_does_not_come_back() {
+fn pages_of_a_cut_checkpoint_do_not_come_back() {
     let cases: [Case; 3] = [(3, 0, &[0], &[]), (1, 1, &[0, 1], &[]), (4, 2, &[0, 1, 2], &[])];
     for (k, m, failing, lost) in cases {
-        for (seed, nth) in (0..8).map(|seed| 9000 + 10 * seed).zip([4, 5, 6, 7].into_iter().cycle()) {
+        for (seed, nth) in (0..8).map(|seed| 9000 + 10 * seed).zip([1, 2, 3, 4, 5, 6, 7].into_iter().cycle())
+        {
             let mut site = Site::new(spec(k, m));
             let world = World::new(seed);
             let run = world.run(async {
@@ -174,8 +175,8 @@ fn a_page_that_was_written_over_in_a_cache_alone_does_not_come_back() {
             world.destroy();
             site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Nothing));
             fail_flushes(&mut site, failing, nth);
-            let (_, world) = life(&site, lost, seed + 1, false);
-            assert!(world.hits().contains_key("replay.page"));
+            // It ends, or fails with the flush.
+            drop(life(&site, lost, seed + 1, false));
             site.prepare = Box::new(|_, _| ());
             let read = last_lives(&mut site, lost, seed + 2);
             assert_eq!(read, Ok(Some((1..=WRITES).collect())), "{k}+{m}, seed {seed}, flush {nth}");

@@ -1,12 +1,13 @@
-//! Openings that find the carriers with different copies of a table page.
+//! Openings that find pages of the stripe table that no root names, or lack some that the root names.
 //!
-//! A checkpoint was cut, and an opening has written over its pages on the carriers that had them. After each
-//! opening every carrier has the committed copy at the same place, because the next checkpoint writes the
-//! other place on all of them.
+//! A checkpoint was cut. Its pages lie beside those that the root names, and the next checkpoint writes over
+//! them.
 
 use crate::bench::{Machine, Site, plan, spec, tags, write_fresh};
 use crate::hostile::roots;
+use crate::replaced::duplicate;
 use penstock_array::ArrayError;
+use penstock_array::format::index_page::IndexPage;
 use penstock_array::format::table_page::TablePage;
 use penstock_base::BLOCK_BYTES;
 use penstock_drive::{Fault, Op};
@@ -74,38 +75,42 @@ fn cut_all(site: &Site, world: &World, mode: CutMode) {
     site.disks.iter().for_each(|disk| disk.cut(world, mode));
 }
 
-/// One carrier has the committed page in both places, the other in one, and that place cannot be read on the
-/// first. A checkpoint is cut, and the first carrier fails.
+/// A checkpoint is cut at each of its writes, the next one of the next opening too, and then carriers are
+/// lost in turn.
 #[test]
-fn a_checkpoint_leaves_each_carrier_the_committed_page() {
-    let mut site = Site::new(spec(1, 1));
-    let world = cut_checkpoint(&site, &[], SECOND_PAGE, 1);
-    site.disks[0].cut(&world, CutMode::Everything);
-    site.disks[1].cut(&world, CutMode::Nothing);
-    let world = World::new(2);
-    open_once(&site, &[], &world).unwrap().unwrap();
-    cut_all(&site, &world, CutMode::Nothing);
-    assert!(copies(&site.disks[0]).iter().all(|(_, checkpoint)| *checkpoint == copies(&site.disks[0])[0].1));
-    let (block, _) = copies(&site.disks[1]).into_iter().max_by_key(|(_, checkpoint)| *checkpoint).unwrap();
-    site.prepare = Box::new(move |number, drive| {
-        if number == 0 {
-            drive.set_unreadable(bytes_of(block));
+fn whatever_a_cut_checkpoint_leaves_the_root_has_its_pages() {
+    let cuts =
+        [("checkpoint.page", 0), ("checkpoint.page", 1), ("checkpoint.page", 3), ("checkpoint.root", 0)];
+    let modes = [CutMode::Nothing, CutMode::Everything, CutMode::Writes, CutMode::Sectors];
+    for (number, (cut, again)) in cuts.iter().flat_map(|cut| cuts.map(|again| (*cut, again))).enumerate() {
+        let seed = 1000 * (number as u64 + 1);
+        let site = Site::new(spec(1, 1));
+        let world = cut_checkpoint(&site, &[], cut, seed);
+        for (which, disk) in site.disks.iter().enumerate() {
+            disk.cut(&world, modes[(number + which) % 4]);
         }
-    });
-    let world = World::new(3);
-    // The opening writes its root on two carriers. The next root is that of the checkpoint after it.
-    world.plan_cut(plan("checkpoint.root", 2));
-    let run = world.run(async { checkpoint(&site.open(&world, &[]).await?, 6, 3000).await });
-    assert!(run.is_err(), "it is cut at the root");
-    world.destroy();
-    cut_all(&site, &world, CutMode::Nothing);
-
-    site.prepare = Box::new(|_, _| ());
-    assert_eq!(first_tag(&site, &[0], 4), Ok(vec![1000]));
+        let world = World::new(seed + 1);
+        let run = world.run(async {
+            let machine = site.open(&world, &[]).await?;
+            let hits = world.hits().get(again.0).copied().unwrap_or(0);
+            world.plan_cut(plan(again.0, hits + again.1));
+            checkpoint(&machine, 6, 3000).await
+        });
+        assert!(run.is_err(), "it is cut");
+        world.destroy();
+        for (which, disk) in site.disks.iter().enumerate() {
+            disk.cut(&world, modes[(number / 4 + which) % 4]);
+        }
+        for lost in [&[][..], &[0], &[1]] {
+            let copy = duplicate(&site, None);
+            assert_eq!(first_tag(&copy, lost, seed + 2), Ok(vec![1000]), "{cut:?}, {again:?}, {lost:?}");
+        }
+    }
 }
 
 /// The newest root lies in the cache of the only carrier alone, and the place of the page that the root
-/// before needs cannot be read for a moment. The next opening is cut when it has written over that place.
+/// before needs cannot be read for a moment. The next opening is cut when its checkpoint writes over that
+/// place.
 #[test]
 fn pages_are_written_over_only_for_a_durable_root() {
     let mut cuts = 0;
@@ -135,13 +140,18 @@ fn pages_are_written_over_only_for_a_durable_root() {
             }
         });
         let world = World::new(seed + 1);
-        world.plan_cut(plan("replay.page", 0));
-        cuts += u64::from(open_once(&site, &lost, &world).is_err());
+        world.plan_cut(plan("checkpoint.page", 1));
+        let run = world.run(async {
+            let machine = site.open(&world, &lost).await?;
+            checkpoint(&machine, 6, 3000).await
+        });
+        world.destroy();
+        cuts += u64::from(run.is_err());
         cut_all(&site, &world, CutMode::Writes);
         site.prepare = Box::new(|_, _| ());
         assert_eq!(first_tag(&site, &lost, seed + 2), Ok(vec![1000]), "seed {seed}");
     }
-    assert!(cuts > 0, "an opening has written a page");
+    assert!(cuts > 0, "a checkpoint was cut");
 }
 
 /// A checkpoint of an array that may lose no drive, cut before its root. Returns the block of a carrier that
@@ -187,56 +197,62 @@ fn a_page_without_a_root_that_cannot_be_seen_does_not_come_back() {
     assert_eq!(first_tag(&site, &lost, 3), Ok(vec![1000]));
 }
 
-/// An opening writes over a page without a root, into a cache alone. For a moment the place takes no write of
-/// the next opening.
+/// A page is wrong on one carrier. A scrub mends it before the other is lost.
 #[test]
-fn a_place_that_refuses_a_page_once_gets_it_all_the_same() {
-    for seed in (0..24).map(|seed| 9000 + 10 * seed) {
-        let (mut site, lost) = (Site::new(spec(2, 1)), [2]);
-        let block = cut_on_all(&site, &lost, seed);
-        site.prepare = Box::new(move |number, drive| {
-            if number == 0 {
-                drive.plant(Op::Flush, 4, Fault::Fail);
-            }
+fn a_page_that_one_carrier_has_wrong_is_mended() {
+    for leaf in [true, false] {
+        let site = Site::new(spec(1, 1));
+        let world = World::new(1);
+        let run = world.run(async {
+            let machine = site.open(&world, &[]).await?;
+            checkpoint(&machine, 4, 1000).await?;
+            machine.array.close().await
         });
-        let world = World::new(seed + 1);
-        open_once(&site, &lost, &world).unwrap().expect_err("the flush of the pages fails");
-        site.prepare = Box::new(move |number, drive| {
-            if number == 0 {
-                drive.plant_within(Op::Write, 0, Fault::Fail, bytes_of(block));
-            }
+        run.unwrap().unwrap();
+        world.destroy();
+        let disk = &site.disks[1];
+        let is_page = |block: &u64| match leaf {
+            true => TablePage::decode(&disk.peek(*block)).is_ok(),
+            false => IndexPage::decode(&disk.peek(*block)).is_ok(),
+        };
+        let pages: Vec<u64> = disk.used_blocks().into_iter().filter(is_page).collect();
+        assert!(!pages.is_empty());
+        pages.iter().for_each(|page| disk.corrupt(*page, &[0x55; BLOCK_BYTES]));
+        let world = World::new(2);
+        let run = world.run(async {
+            let machine = site.open(&world, &[]).await?;
+            let report = machine.array.scrub().await?;
+            assert!(machine.array.counts().repaired_blocks > 0, "{report:?}");
+            machine.array.stop();
+            Ok::<_, ArrayError>(())
         });
-        open_and_cut(&site, &lost, seed + 2);
-        site.prepare = Box::new(|_, _| ());
-        assert_eq!(first_tag(&site, &lost, seed + 3), Ok(vec![1000]), "seed {seed}");
+        run.unwrap().unwrap();
+        world.destroy();
+        cut_all(&site, &world, CutMode::Nothing);
+        assert_eq!(first_tag(&site, &[0], 3), Ok(vec![1000]));
     }
 }
 
-/// One carrier has a page wrong, and the other fails during the opening. For a moment the place of the page
-/// takes no write.
+/// The page that a root names is wrong on all carriers: nothing older passes for it.
 #[test]
-fn a_page_whose_good_copy_is_lost_meanwhile_is_waited_for() {
-    let mut site = Site::new(spec(1, 1));
+fn a_page_that_no_carrier_has_is_damage() {
+    let site = Site::new(spec(1, 1));
     let world = World::new(1);
     let run = world.run(async {
         let machine = site.open(&world, &[]).await?;
         checkpoint(&machine, 4, 1000).await?;
-        machine.array.stop();
-        Ok::<_, ArrayError>(())
+        checkpoint(&machine, 5, 2000).await?;
+        machine.array.close().await
     });
     run.unwrap().unwrap();
     world.destroy();
-    site.cut(&world);
-    let (page, _) = copies(&site.disks[1]).into_iter().max_by_key(|(_, checkpoint)| *checkpoint).unwrap();
-    site.disks[1].corrupt(page, &[0x55; BLOCK_BYTES]);
-    let (root, _) = roots(&site.disks[0]).pop().expect("a carrier has a root");
-    site.prepare = Box::new(move |number, drive| {
-        let place = if number == 0 { root } else { page };
-        drive.plant_within(Op::Write, 0, Fault::Fail, bytes_of(place));
-    });
-    open_and_cut(&site, &[], 2);
-    site.prepare = Box::new(|_, _| ());
-    assert_eq!(first_tag(&site, &[0], 3), Ok(vec![1000]));
+    for disk in &site.disks {
+        if let Some((newest, _)) = copies(disk).into_iter().max_by_key(|(_, checkpoint)| *checkpoint) {
+            disk.corrupt(newest, &[0x55; BLOCK_BYTES]);
+        }
+    }
+    let error = first_tag(&site, &[], 2).unwrap_err();
+    assert!(error.contains("stripe table page 0"), "{error}");
 }
 
 /// A checkpoint is cut when one carrier has its root. That carrier cannot read the place of the root for a
@@ -262,7 +278,7 @@ fn hide_root((k, m): (usize, usize), (at, nth): (&'static str, u64), mode: CutMo
 #[test]
 fn a_root_that_could_not_be_read_once_does_not_come_back() {
     for code in [(1, 1), (4, 2)] {
-        for at in [("replay.page", 0), ("replay.page", 1), ("replay.page", 3), ("checkpoint.root", 0)] {
+        for at in [("replay.mend", 0), ("replay.mend", 1), ("replay.mend", 3), ("checkpoint.root", 0)] {
             for mode in [CutMode::Nothing, CutMode::Everything, CutMode::Writes, CutMode::Sectors] {
                 hide_root(code, at, mode);
             }

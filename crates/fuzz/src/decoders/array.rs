@@ -4,6 +4,7 @@ use super::drive::{contents_of, seal};
 use super::{number, seal_crc};
 use crate::check::{Decoder, Form, SAME, agrees, unsealed};
 use penstock_array::format::descriptor::{Descriptor, MemberEntry, Role};
+use penstock_array::format::index_page::{IndexPage, PageRef};
 use penstock_array::format::label::Label;
 use penstock_array::format::record::{Entry, RecordHead, StripPatch};
 use penstock_array::format::root::Root;
@@ -140,6 +141,23 @@ pub(super) const TABLE_PAGE: Decoder = Decoder {
     check: |bytes| agrees(bytes, &Form::Value, TablePage::decode, |page| page.encode().to_vec()),
 };
 
+const TOP: PageRef =
+    PageRef { checkpoint: 3, written: 500, crc: 0x0506_0708, place: 1, most_stale: 2, has_moves: true };
+
+/// `index-page`: a page of the index of the stripe table.
+pub(super) const INDEX_PAGE: Decoder = Decoder {
+    name: "index-page",
+    most_bytes: BLOCK_BYTES,
+    seeds: || {
+        let page = |level, refs| IndexPage { array: ARRAY, index: 9, checkpoint: 3, level, refs };
+        [page(1, vec![TOP; 168]), page(3, vec![TOP, PageRef::NONE, TOP]), page(2, Vec::new())]
+            .map(|page| page.encode().to_vec())
+            .to_vec()
+    },
+    seal: seal_block,
+    check: |bytes| agrees(bytes, &SAME, IndexPage::decode, |page| page.encode().to_vec()),
+};
+
 /// `root`: the root of a checkpoint.
 pub(super) const ROOT: Decoder = Decoder {
     name: "root",
@@ -156,7 +174,7 @@ pub(super) const ROOT: Decoder = Decoder {
             durable: LogSeq(44),
             versions_reserved: Version(1 << 20),
             order: 77,
-            table_sum: 12,
+            table: TOP,
             epoch: Epoch(6),
             behind: MemberSet::one(MemberNo::new(200)),
         };

@@ -45,6 +45,7 @@ short! {
     label = "label",
     trailer = "trailer",
     table_page = "table-page",
+    index_page = "index-page",
     root = "root",
     segment_header = "segment-header",
     log_record = "log-record",

@@ -66,9 +66,14 @@ impl Durability {
     /// Records fresh stripes whose strips are flushed, and waits until the records are durable. A stripe that
     /// was discarded and written again meanwhile was not flushed: it has another version.
     pub(crate) async fn record(&self, flushed: &[(Stripe, Version)]) -> Result<(), ArrayError> {
-        let entries =
-            flushed.iter().filter_map(|(stripe, version)| self.stripes.pending_entry(*stripe, *version));
-        let records = entries.map(|entry| self.queue.push_control(entry, Vec::new())).collect();
-        self.queue.wait_for(records).await
+        let (mut records, mut refused) = (Vec::new(), None);
+        for (stripe, version) in flushed {
+            match self.stripes.pending_entry(*stripe, *version) {
+                Ok(entry) => records.extend(entry.map(|entry| self.queue.push_control(entry, Vec::new()))),
+                Err(error) => refused = Some(error),
+            }
+        }
+        self.queue.wait_for(records).await?;
+        refused.map_or(Ok(()), Err)
     }
 }

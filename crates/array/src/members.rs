@@ -59,9 +59,20 @@ pub struct MemberReport {
     pub moved_strips: u64,
 }
 
-/// True if a stripe that can be made whole without members that are gone cannot be without further ones: the
-/// first set and the second.
-pub(crate) type LossTest = Box<dyn Fn(MemberSet, MemberSet) -> bool>;
+/// A loss of members that is to be judged.
+pub(crate) struct Loss {
+    /// Members whose drives take no I/O already.
+    pub(crate) gone: MemberSet,
+    /// Those that are to be lost, and those that a start would not know.
+    pub(crate) taken: MemberSet,
+    /// All that would not count then.
+    pub(crate) lost: MemberSet,
+    /// No stripe has more strips on the lost ones than it can do without.
+    pub(crate) is_within_layout: bool,
+}
+
+/// True if a stripe would be lost.
+pub(crate) type LossTest = Box<dyn Fn(&Loss) -> bool>;
 
 /// Strips of written stripes on one member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -315,13 +326,22 @@ impl Members {
             return false;
         }
         let (layout, m) = (&self.context.layout, self.context.geo.m);
-        if layout.most_lost(lost) <= m {
-            return true;
-        }
+        let is_within_layout = layout.most_lost(lost) <= m;
         // Members whose strips have moved are lost without harm, which only the stripes themselves tell. New
         // stripes need as many places as before, but for m of them.
         let has_room = layout.spares() > 0 && lost.len() <= m + layout.spares();
-        has_room && self.losses.get().is_some_and(|loses| !loses(self.gone(), taken))
+        if !is_within_layout && !has_room {
+            return false;
+        }
+        let taken = taken.with(self.unlabelled());
+        let loss = Loss { gone: self.gone(), taken, lost, is_within_layout };
+        self.losses.get().is_some_and(|loses| !loses(&loss))
+    }
+
+    /// Members that are being rebuilt on drives that a start would not know.
+    fn unlabelled(&self) -> MemberSet {
+        let rebuilt = self.reachable().common(self.stale());
+        rebuilt.without(self.written.get()).with(self.owed_labels().common(rebuilt))
     }
 
     /// True if a drive holds a member that is not lost already.

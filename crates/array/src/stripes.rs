@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::record::Entry;
 use crate::layout::StripPlace;
-use crate::members::Members;
+use crate::members::{Loss, Members};
 use crate::moves::Moves;
 use crate::place::{MemberNo, MemberSet, Position, Positions};
 use crate::queue::EntryQueue;
@@ -60,27 +60,56 @@ impl Stripes {
             locks: RankedLocks::new(ranks::STRIPE),
         });
         let stripes = Rc::downgrade(&this);
-        members.set_loss_test(Box::new(move |gone, taken| {
+        members.set_loss_test(Box::new(move |loss| {
             // An array that goes away loses nothing more.
-            stripes.upgrade().is_some_and(|stripes| stripes.loses(gone, taken))
+            stripes.upgrade().is_some_and(|stripes| stripes.loses(loss))
         }));
         this
     }
 
-    /// True if a stripe that has enough strips without the `gone` members has not without the `taken` ones
-    /// too: a written one, one whose record is on its way, or one that is being written.
-    fn loses(&self, gone: MemberSet, taken: MemberSet) -> bool {
+    /// True if a stripe that has enough strips without the members that are gone has not without the others
+    /// that are to be lost.
+    fn loses(&self, loss: &Loss) -> bool {
+        if loss.is_within_layout && !self.lacks_beyond(loss.lost) {
+            return false;
+        }
         let (layout, most) = (&self.context.layout, self.context.geo.m);
-        let loses = |stripe, state: StripeState| state.is_lost_without(layout, stripe, (gone, taken), most);
-        let map = self.map();
-        let pending = |stripe| {
-            let stale = map.stale(stripe, |member| self.members.life(member));
-            StripeState { stale, moves: map.moves(stripe) }
+        let (gone, all) = (loss.gone, loss.gone.with(loss.taken));
+        let loses = |stripe, state: StripeState| state.is_lost_without(layout, stripe, (gone, all), most);
+        // A strip on its way to another place counts as lost if either place is: it may be at either when
+        // that is recorded.
+        let loses_moving = |(stripe, strips, moves): (Stripe, Positions, Moves)| {
+            let state = self.state(stripe);
+            let new = layout.strips_on(stripe, moves, |member| all.contains(member)).common(strips);
+            state.lacking(layout, stripe, gone).len() <= most
+                && state.lacking(layout, stripe, all).with(new).len() > most
         };
-        let written = |moves| StripeState { stale: Positions::NONE, moves };
-        map.pending().any(|(stripe, _)| loses(stripe, pending(stripe)))
-            || self.promises.in_flight().into_iter().any(|(stripe, moves)| loses(stripe, written(moves)))
-            || map.table().find_written(Stripe(0), loses).is_some()
+        self.promises.moving().into_iter().any(loses_moving)
+            || self.map().pending().any(|(stripe, _)| loses(stripe, self.state(stripe)))
+            || self.in_flight().into_iter().any(|(stripe, state)| loses(stripe, state))
+            || self.table().find_written(Stripe(0), loses).is_some()
+    }
+
+    /// True if a stripe lacks a strip on another member than these.
+    fn lacks_beyond(&self, members: MemberSet) -> bool {
+        let layout = &self.context.layout;
+        let others = layout.all_members().without(members);
+        let lacks = |stripe, state: StripeState| {
+            let on_others = layout.strips_on(stripe, state.moves, |member| others.contains(member));
+            state.stale.meets(on_others)
+        };
+        let table = self.table();
+        others.iter().any(|member| table.census().on(member).stale > 0)
+            || self.map().pending().any(|(stripe, _)| lacks(stripe, self.state(stripe)))
+            || self.in_flight().into_iter().any(|(stripe, state)| lacks(stripe, state))
+    }
+
+    fn state(&self, stripe: Stripe) -> StripeState {
+        StripeState { stale: self.stale(stripe), moves: self.moves(stripe) }
+    }
+
+    fn in_flight(&self) -> Vec<(Stripe, StripeState)> {
+        self.promises.in_flight(|member| self.members.life(member))
     }
 
     /// The state of all stripes. Let go of it before the next wait.
@@ -162,6 +191,15 @@ impl Stripes {
         pending.any(|(stripe, _)| self.stale(stripe).meets(self.strips_on(stripe, members)))
     }
 
+    /// True if a stripe that is being written in full lacks a strip on a member.
+    pub(crate) fn in_flight_misses_on(&self, member: MemberNo) -> bool {
+        let layout = &self.context.layout;
+        let lacks = |(stripe, state): (Stripe, StripeState)| {
+            state.stale.meets(layout.strips_on(stripe, state.moves, |on| on == member))
+        };
+        self.in_flight().into_iter().any(lacks)
+    }
+
     /// True if the record of a pending stripe would lack one of these strips.
     pub(crate) fn pending_misses(&self, strips: Positions) -> bool {
         self.map.borrow().pending_misses(strips, |member| self.members.life(member))
@@ -170,8 +208,13 @@ impl Stripes {
     /// All strips of an unwritten stripe were written. It counts once its record is durable.
     /// Refused if too many were missed: nobody could read it.
     pub(crate) fn add_pending(&self, stripe: Stripe, pending: PendingFresh) -> Result<(), ArrayError> {
-        self.check_whole(stripe, pending.stale(|member| self.members.life(member)).len())?;
+        let lacking = pending.stale(|member| self.members.life(member)).len();
+        self.check_whole(stripe, lacking)?;
         self.map.borrow_mut().add_pending(stripe, pending);
+        if lacking > 0 {
+            // A member may be back for which its place was chosen.
+            self.context.signals.resync.notify_one();
+        }
         Ok(())
     }
 
@@ -184,8 +227,18 @@ impl Stripes {
     }
 
     /// The record of a pending stripe as its members stand now; none if it is not pending under `version`.
-    pub(crate) fn pending_entry(&self, stripe: Stripe, version: Version) -> Option<Entry> {
-        self.map.borrow().pending_entry(stripe, version, |member| self.members.life(member))
+    /// Refused if nobody could read it: nothing may say that it is durable.
+    pub(crate) fn pending_entry(
+        &self,
+        stripe: Stripe,
+        version: Version,
+    ) -> Result<Option<Entry>, ArrayError> {
+        let map = self.map.borrow();
+        let entry = map.pending_entry(stripe, version, |member| self.members.life(member));
+        if entry.is_some() {
+            self.check_whole(stripe, self.stale(stripe).len())?;
+        }
+        Ok(entry)
     }
 
     /// Applies a durable record.

@@ -92,6 +92,17 @@ struct MadeStrips {
     error: Option<ArrayError>,
 }
 
+impl MadeStrips {
+    fn positions(&self) -> Positions {
+        self.strips.iter().map(|made| made.position).collect()
+    }
+
+    /// Their moves.
+    fn moves(&self) -> Moves {
+        self.strips.iter().fold(Moves::NONE, |all, made| all.with(made.position, made.target.spare))
+    }
+}
+
 /// Strips of one member in a round.
 #[derive(Clone, Copy, Default)]
 struct Tally {
@@ -220,7 +231,9 @@ impl Rebuild {
         for member in self.members.reachable().common(self.members.stale()).iter() {
             let misses = self.stripes.pending_misses_on(MemberSet::one(member));
             if self.stripes.table().census().on(member).stale == 0 && !misses {
-                is_whole &= self.activate(member, lives[member.index()]).await?;
+                // A stripe that is being written without it lacks it from its record on.
+                is_whole &= !self.stripes.in_flight_misses_on(member)
+                    && self.activate(member, lives[member.index()]).await?;
             }
         }
         Ok(is_whole)
@@ -427,10 +440,11 @@ impl Rebuild {
         let targets = written().flat_map(|made| &made.strips).map(|made| made.target.place.member).collect();
         self.members.flush_members(targets, IO.at("rebuild.flush")).await?;
         let mut records = Vec::new();
-        let (mut done, mut failed) = (0, None);
+        let (mut done, mut failed, mut moving) = (0, None, Vec::new());
         for (stripe, made) in stripes.iter().copied().zip(&made) {
             match made {
                 Ok(Some(made)) => {
+                    moving.push(self.stripes.begin_moving(stripe, made.positions(), made.moves()));
                     let valid = self.verified(stripe, made).await;
                     let is_whole = valid.len() == made.strips.len() && !made.is_short;
                     done += u64::from(is_whole);
@@ -457,6 +471,7 @@ impl Rebuild {
         }
         // Until its record counts nobody may write a strip again: the record names the version that is there.
         self.queue.wait_for(records).await?;
+        drop(moving);
         failed.map_or(Ok(done), Err)
     }
 

@@ -197,11 +197,17 @@ impl Scrub {
         let made = self.strips.recover(stripe, &bad, &all, Found::default(), io).await;
         let made = made.inspect_err(|_| self.stripes.map_mut().set_unreadable(stripe))?;
         assert_eq!(made.len(), bad.len(), "every bad strip was made again");
+        let mut repaired = Ok(());
         for (position, part) in bad.iter().zip(&made) {
             let erased = found[position].as_ref().expect_err("it is bad");
-            self.repair_strip(stripe, *position, erased, part).await?;
+            repaired = self.repair_strip(stripe, *position, erased, part).await;
+            if repaired.is_err() {
+                break;
+            }
         }
+        // Those that were written count as they are, whatever became of the others.
         self.members.flush_all(IO.at("scrub.flush")).await?;
+        repaired?;
         self.stripes.map_mut().set_readable(stripe);
         Ok(())
     }

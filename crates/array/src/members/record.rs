@@ -399,7 +399,8 @@ impl Members {
         labels::clear_label(&slice).await.map_err(|error| {
             ArrayError::Invalid(format!("drive {} does not take its label: {error}", slice.drive().id()))
         })?;
-        if !self.stale().contains(member) {
+        // One that is being rebuilt may hold strips that count.
+        if !self.stale().contains(member) || self.is_reachable(member) {
             self.fail(member, "replaced by an administrator").await?;
         }
         self.put(member, slice).await
@@ -430,6 +431,7 @@ impl Members {
         // A slice that a start might not find recorded is not used: its contents would be taken for the old
         // drive's.
         let mut failed = reconfiguration.record_until_known(change).await?;
+        self.written.set(self.written.get().without(MemberSet::one(member)));
         self.members.borrow_mut()[member.index()].put_slice(slice);
         if !self.write_or_owe_label(member).await {
             failed.push(member);

@@ -19,6 +19,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The member on which a strip landed, and its life then.
 pub(crate) type Landed = (MemberNo, Life);
 
+/// The strips that are not on their members, which have these lives now.
+pub(super) fn not_there(landed: &[Option<Landed>], life_of: impl Fn(MemberNo) -> Life) -> Positions {
+    let is_there = |landed: &Option<Landed>| landed.is_some_and(|(member, life)| life_of(member) == life);
+    let strips = landed.iter().enumerate().filter(|(_, landed)| !is_there(landed));
+    strips.map(|(at, _)| Position::new(at)).collect()
+}
+
 /// A stripe whose strips are written and whose record is not durable yet.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingFresh {
@@ -36,9 +43,7 @@ pub(crate) struct PendingFresh {
 impl PendingFresh {
     /// The strips that are not on their members, which have these lives now.
     pub(super) fn stale(&self, life_of: impl Fn(MemberNo) -> Life) -> Positions {
-        let is_there = |landed: &Option<Landed>| landed.is_some_and(|(member, life)| life_of(member) == life);
-        let strips = self.landed.iter().enumerate().filter(|(_, landed)| !is_there(landed));
-        strips.map(|(at, _)| Position::new(at)).collect()
+        not_there(&self.landed, life_of)
     }
 
     /// The record that makes the stripe written, once its strips are flushed.

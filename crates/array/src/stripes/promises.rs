@@ -1,29 +1,74 @@
-//! Places that are promised to strips on their way there, and the choice of such places.
+//! Strips on their way: the places that are promised to them, and the stripes whose state in the table is not
+//! the one that they will have.
 //!
-//! Invariant: no two strips are on their way to one place, and none to a place that another strip has. A
-//! strip keeps its old place until the new one is recorded.
+//! Invariants:
+//! - no two strips are on their way to one place, and none to a place that another strip has. A strip keeps
+//!   its old place until the new one is recorded;
+//! - a stripe that is being written in full is listed until it is pending, and one whose strips go to other
+//!   places until these are recorded: whoever judges if a drive may be given up asks for both.
 
 use super::Stripes;
+use super::census::StripeState;
+use super::map::{Landed, not_there};
 use crate::error::ArrayError;
 use crate::layout::StripPlace;
+use crate::members::Life;
 use crate::moves::Moves;
-use crate::place::{MemberNo, Position};
+use crate::place::{MemberNo, Position, Positions};
 use penstock_base::Stripe;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// The places that are promised, and the stripes that are being written in full.
+/// The places that are promised, and the stripes on their way.
 #[derive(Default)]
 pub(super) struct Promises {
     places: Rc<RefCell<BTreeSet<StripPlace>>>,
-    fresh: Rc<RefCell<BTreeMap<Stripe, Moves>>>,
+    fresh: Rc<RefCell<BTreeMap<Stripe, Landing>>>,
+    moving: Rc<RefCell<BTreeMap<Stripe, MovingStrips>>>,
+}
+
+/// A stripe that is being written in full: where its strips go.
+#[derive(Clone)]
+struct Landing {
+    /// By position, the member and its life; none for a strip that is not written.
+    landed: Vec<Option<Landed>>,
+    moves: Moves,
+}
+
+/// Strips of a stripe that go to other places, and its moves once that is recorded.
+#[derive(Clone, Copy)]
+struct MovingStrips {
+    strips: Positions,
+    moves: Moves,
 }
 
 impl Promises {
-    /// The stripes that are being written in full, with their moves.
-    pub(super) fn in_flight(&self) -> Vec<(Stripe, Moves)> {
-        self.fresh.borrow().iter().map(|(stripe, moves)| (*stripe, *moves)).collect()
+    /// The stripes that are being written in full, in the state that they would have now.
+    pub(super) fn in_flight(&self, life_of: impl Fn(MemberNo) -> Life) -> Vec<(Stripe, StripeState)> {
+        let state = |(stripe, landing): (&Stripe, &Landing)| {
+            let stale = not_there(&landing.landed, &life_of);
+            (*stripe, StripeState { stale, moves: landing.moves })
+        };
+        self.fresh.borrow().iter().map(state).collect()
+    }
+
+    /// The strips on their way to other places, by stripe, with the moves that the stripe will have.
+    pub(super) fn moving(&self) -> Vec<(Stripe, Positions, Moves)> {
+        let moving = self.moving.borrow();
+        moving.iter().map(|(stripe, moving)| (*stripe, moving.strips, moving.moves)).collect()
+    }
+}
+
+/// A stripe whose strips go to other places, until this is dropped.
+pub(crate) struct Moving {
+    stripe: Stripe,
+    all: Rc<RefCell<BTreeMap<Stripe, MovingStrips>>>,
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        self.all.borrow_mut().remove(&self.stripe);
     }
 }
 
@@ -45,7 +90,7 @@ pub(crate) struct FreshStripe {
     stripe: Stripe,
     moves: Moves,
     _targets: Vec<Target>,
-    all: Rc<RefCell<BTreeMap<Stripe, Moves>>>,
+    all: Rc<RefCell<BTreeMap<Stripe, Landing>>>,
 }
 
 impl FreshStripe {
@@ -107,24 +152,34 @@ impl Stripes {
     /// can make again.
     pub(crate) fn begin_fresh(&self, stripe: Stripe) -> Result<FreshStripe, ArrayError> {
         let layout = &self.context.layout;
-        let (mut moves, mut targets, mut lacking) = (Moves::NONE, Vec::new(), 0);
+        let (mut moves, mut targets, mut landed) = (Moves::NONE, Vec::new(), Vec::new());
+        let life = |member| (member, self.members.life(member));
         for position in self.context.geo.all_strips().iter() {
-            if self.members.is_reachable(layout.own_place(stripe, position).member) {
+            let own = layout.own_place(stripe, position).member;
+            if self.members.is_reachable(own) {
+                landed.push(Some(life(own)));
                 continue;
             }
-            match self.spare_for(stripe, position, moves) {
-                Some(target) => {
-                    moves = moves.with(position, target.spare);
-                    targets.push(target);
-                }
-                None => lacking += 1,
+            let target = self.spare_for(stripe, position, moves);
+            landed.push(target.as_ref().map(|target| life(target.place.member)));
+            if let Some(target) = target {
+                moves = moves.with(position, target.spare);
+                targets.push(target);
             }
         }
         assert_eq!(moves.moved().len(), targets.len(), "each strip that moves has a promised place");
-        self.check_whole(stripe, lacking)?;
+        self.check_whole(stripe, landed.iter().filter(|strip| strip.is_none()).count())?;
         let all = self.promises.fresh.clone();
-        let before = all.borrow_mut().insert(stripe, moves);
+        let before = all.borrow_mut().insert(stripe, Landing { landed, moves });
         assert!(before.is_none(), "stripe {stripe} is written twice at the same time");
         Ok(FreshStripe { stripe, moves, _targets: targets, all })
+    }
+
+    /// Strips of a stripe, which is locked, are about to be recorded at other places: `moves` are theirs.
+    pub(crate) fn begin_moving(&self, stripe: Stripe, strips: Positions, moves: Moves) -> Moving {
+        let all = self.promises.moving.clone();
+        let before = all.borrow_mut().insert(stripe, MovingStrips { strips, moves });
+        assert!(before.is_none(), "strips of stripe {stripe} are moved twice at the same time");
+        Moving { stripe, all }
     }
 }

@@ -325,7 +325,7 @@ fn a_late_error_of_the_old_drive_is_no_fault_of_its_replacement() {
         fresh?;
         machine.env.sleep(Duration::from_secs(30)).await;
         let now = machine.array.report().members[5].state;
-        assert_eq!((before?, now), ("active", "active"));
+        assert_eq!((before?, now), ("rebuilding", "active"), "it counts once the write is over");
         machine.array.close().await
     });
 }

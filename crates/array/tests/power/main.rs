@@ -24,3 +24,4 @@ mod replaced;
 mod room;
 mod seldom;
 mod spread;
+mod storm;

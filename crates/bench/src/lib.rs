@@ -5,10 +5,13 @@
 mod array;
 pub mod codec;
 pub mod files;
+pub mod model;
+mod spread;
 mod table;
 
 pub use array::{ArrayBench, run_array};
 pub use codec::{CodecBench, run_codec};
+pub use spread::{ModelBench, run_model, run_rebuild};
 pub use table::{TableBench, TableLine, run_table};
 
 use serde::Serialize;

@@ -375,11 +375,14 @@ pub enum Debug {
 /// Benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Measure an array on drives in memory
+    /// Measure an array on drives in memory, or on drives that take as long as a data sheet says
     Array {
         /// Code, as in 4+2
         #[arg(long, value_parser = parse_code, default_value = "4+2")]
         code: (usize, usize),
+        /// On model drives: rates and latencies of a data sheet, with all times stretched
+        #[command(flatten)]
+        model: Model,
     },
     /// Measure the stripe tables of large arrays, on simulated drives that generate the table when it is read
     Table {
@@ -408,6 +411,62 @@ pub enum Bench {
         #[arg(long)]
         quick: bool,
     },
+}
+
+/// Model drives for a benchmark.
+#[derive(Debug, clap::Args)]
+pub struct Model {
+    /// Measure on model drives, and compare with what theory leaves of them
+    #[arg(long)]
+    pub model: bool,
+    /// Measure rebuilds instead of I/O
+    #[arg(long, requires = "model")]
+    pub rebuild: bool,
+    /// Number of drives [default: as many as the code has strips]
+    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub drives: Option<u64>,
+    /// Spread stripes over all drives, with spare places for so many of them, instead of groups
+    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u64).range(0..=8))]
+    pub spares: Option<u64>,
+    /// Bytes of a strip
+    #[arg(long, value_name = "SIZE", requires = "model", value_parser = parse_size, default_value = "256K")]
+    pub strip: u64,
+    /// Sequential rates of a drive in GB/s: reads, writes
+    #[arg(
+        long,
+        value_name = "R,W",
+        requires = "model",
+        value_delimiter = ',',
+        num_args = 1,
+        default_value = "14.5,9.3"
+    )]
+    pub gbps: Vec<f64>,
+    /// Random 4 KiB I/O of a drive in thousands a second: reads, writes
+    #[arg(
+        long,
+        value_name = "R,W",
+        requires = "model",
+        value_delimiter = ',',
+        num_args = 1,
+        default_value = "1021,485"
+    )]
+    pub kiops: Vec<f64>,
+    /// Latency of a drive in microseconds: reads, writes
+    #[arg(
+        long,
+        value_name = "R,W",
+        requires = "model",
+        value_delimiter = ',',
+        num_args = 1,
+        default_value = "60,10"
+    )]
+    pub us: Vec<f64>,
+    /// Factor by which all times are stretched, so that this machine keeps up
+    #[arg(long, value_name = "FACTOR", requires = "model", default_value_t = 200.0)]
+    pub slower: f64,
+    /// Bytes of each drive that are filled
+    #[arg(long, value_name = "SIZE", requires = "model", value_parser = parse_size, default_value = "256M")]
+    pub fill: u64,
 }
 
 #[cfg(test)]

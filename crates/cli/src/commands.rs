@@ -1,11 +1,14 @@
 //! Runs each command: calls the instance through REST and prints the answer.
 
-use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, Session};
+use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, Model, Session};
 use crate::folder::{Stop, is_free, last_stop, named};
 use crate::remote::Remote;
 use crate::show::{note, print};
 use crate::{bundle, events, manual, mount, show, up};
 use anyhow::{Context, Result, anyhow, bail};
+use penstock_base::num::{to_u32, to_usize};
+use penstock_bench::model::Sheet;
+use penstock_bench::{ArrayBench, ModelBench};
 use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
     ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
@@ -39,7 +42,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Umount { path: Some(path) } => {
             return mount::umount(&path, dir.as_ref(), api.as_ref(), json);
         }
-        Command::Bench(Bench::Array { code }) => return bench_array(code, json),
+        Command::Bench(Bench::Array { code, model }) => return bench_array(code, &model, json),
         Command::Bench(Bench::Table { code, tib }) => return bench_table(code, &tib, json),
         Command::Bench(Bench::Codec { kernel, rounds, only, svg, quick }) => {
             return bench_codec(kernel.as_deref(), rounds, only, svg, quick, json);
@@ -354,11 +357,49 @@ fn inspect(path: &Path, detail: &Detail, json: bool) -> Result<ExitCode> {
     print(json, &found, show::tree)
 }
 
-fn bench_array((k, m): (usize, usize), json: bool) -> Result<ExitCode> {
+fn bench_array((k, m): (usize, usize), model: &Model, json: bool) -> Result<ExitCode> {
     let env = penstock_worker::Worker::env()?;
-    let bench = penstock_bench::ArrayBench { k, m };
-    let lines = penstock_worker::block_on(penstock_bench::run_array(&env, bench))??;
+    let lines = match model.model {
+        false => penstock_worker::block_on(penstock_bench::run_array(&env, ArrayBench { k, m }))??,
+        true => {
+            let bench = model_bench((k, m), model)?;
+            match model.rebuild {
+                true => penstock_worker::block_on(penstock_bench::run_rebuild(&env, bench))??,
+                false => penstock_worker::block_on(penstock_bench::run_model(&env, bench))??,
+            }
+        }
+    };
     print(json, &lines, |lines| show::lines(lines))
+}
+
+fn model_bench((k, m): (usize, usize), model: &Model) -> Result<ModelBench> {
+    let pair = |name: &str, values: &[f64]| match values {
+        [read, write] if *read > 0.0 && *write > 0.0 => Ok([*read, *write]),
+        _ => Err(anyhow!("--{name} takes two numbers above 0: for reads and for writes")),
+    };
+    let sheet = Sheet {
+        gbps: pair("gbps", &model.gbps)?,
+        kiops: pair("kiops", &model.kiops)?,
+        us: pair("us", &model.us)?,
+    };
+    if model.slower < 1.0 {
+        bail!("--slower takes a factor of 1 or more");
+    }
+    let block = penstock_base::BLOCK_BYTES as u64;
+    if model.strip == 0 || !model.strip.is_multiple_of(block) || model.strip > 1 << 20 {
+        bail!("a strip has 4 KiB to 1 MiB, in whole blocks of 4 KiB");
+    }
+    let drives = model.drives.map_or(k + m, to_usize);
+    Ok(ModelBench {
+        k,
+        m,
+        drives,
+        spares: model.spares.map(to_usize),
+        strip_blocks: to_u32(model.strip / block),
+        sheet,
+        slower: model.slower,
+        fill_bytes: model.fill,
+    })
 }
 
 fn bench_table((k, m): (usize, usize), tib: &[u64], json: bool) -> Result<ExitCode> {

@@ -51,7 +51,7 @@ const IO: Io = Site::DestageStrip.io();
 /// No strip counts before its record, so the stripe need not stay locked while the host is full.
 const FRESH: StripWrite = StripWrite::new(Site::DestageStrip, Site::DestageTrailer, WhenSuspended::Fail);
 /// Stripes destaged between two flushes.
-const BATCH: usize = 16;
+const BATCH: usize = 64;
 /// Time that entries may lie in an idle log.
 const IDLE: Duration = Duration::from_secs(2);
 /// Time before parked stripes are tried again: the strips that they lacked may be back.

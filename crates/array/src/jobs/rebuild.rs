@@ -48,7 +48,7 @@ const CALM: Duration = Duration::from_millis(100);
 /// Time before lost strips without a place look for one again: others may have been freed.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// Most bytes of data of the stripes that are rebuilt at the same time.
-const MOST_BYTES: u64 = 64 << 20;
+const MOST_BYTES: u64 = 128 << 20;
 
 /// The size of the job's steps.
 #[derive(Clone, Copy, PartialEq, Eq)]

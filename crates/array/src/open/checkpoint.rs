@@ -12,8 +12,8 @@ use penstock_base::BLOCK_BYTES;
 use penstock_drive::{Class, Io, Slice};
 
 const IO: Io = Io::new(Class::Meta, "open.read");
-/// Pages that are read at the same time.
-const PAGES_IN_FLIGHT: usize = 64;
+/// Index pages of which all pages are read at the same time.
+const RUNS_IN_FLIGHT: usize = 8;
 
 /// The newest root. A durable root is on every carrier, so one carrier that can be read decides. A place that
 /// no carrier can read might hold it, and then nothing is decided. Numbers are given again after a start
@@ -77,30 +77,35 @@ pub(super) async fn read_table(
     let mut level: Vec<u64> = Some(tree.top()).filter(|_| !root.table.is_none()).into_iter().collect();
     while !level.is_empty() {
         let mut below = Vec::new();
-        let read = |page: u64| {
-            let named = stripes.table().index().page(page);
-            async move { (page, pages::read(context, carriers, page, named).await) }
+        let read = |run: &[u64]| {
+            let table = stripes.table();
+            let run: Vec<_> = run.iter().map(|page| (*page, table.index().page(*page))).collect();
+            async move { pages::read_run(context, carriers, &run).await }
         };
-        let mut found = stream::iter(level.into_iter().map(read)).buffered(PAGES_IN_FLIGHT);
-        while let Some((page, read)) = found.next().await {
-            let read = read?;
-            bad += read.bad;
-            let (mut table, block) = (stripes.table_mut(), read.block);
-            let loaded = match tree.is_leaf(page) {
-                true => TablePage::decode(&block).is_ok_and(|found| {
-                    let is_here = found.array == context.id && found.index == page;
-                    is_here && table.load_page(page, &found.words)
-                }),
-                false => {
-                    let loaded = IndexPage::decode(&block)
-                        .is_ok_and(|found| found.array == context.id && table.index_mut().load(page, found));
-                    let is_named = |child: &u64| !table.index().page(*child).is_none();
-                    below.extend(tree.children(page).filter(is_named));
-                    loaded
+        let parent = |page: &u64| tree.parent(*page).map(|(parent, _)| parent);
+        let runs = level.chunk_by(|one, next| parent(one) == parent(next)).map(read);
+        let mut found = stream::iter(runs).buffered(RUNS_IN_FLIGHT);
+        while let Some(run) = found.next().await {
+            for (page, read) in run? {
+                bad += read.bad;
+                let (mut table, block) = (stripes.table_mut(), read.block);
+                let loaded = match tree.is_leaf(page) {
+                    true => TablePage::decode(&block).is_ok_and(|found| {
+                        let is_here = found.array == context.id && found.index == page;
+                        is_here && table.load_page(page, &found.words)
+                    }),
+                    false => {
+                        let loaded = IndexPage::decode(&block).is_ok_and(|found| {
+                            found.array == context.id && table.index_mut().load(page, found)
+                        });
+                        let is_named = |child: &u64| !table.index().page(*child).is_none();
+                        below.extend(tree.children(page).filter(is_named));
+                        loaded
+                    }
+                };
+                if !loaded {
+                    return Err(context.damaged(format!("stripe table page {page}")));
                 }
-            };
-            if !loaded {
-                return Err(context.damaged(format!("stripe table page {page}")));
             }
         }
         drop(found);

@@ -42,6 +42,37 @@ pub(crate) async fn read(
     Err(if is_unreadable { context.cannot_read(what) } else { context.damaged(what) })
 }
 
+/// Reads the committed copies of pages that one index page names, in ascending order, with few I/Os.
+pub(crate) async fn read_run(
+    context: &Context,
+    carriers: &[Slice],
+    run: &[(u64, PageRef)],
+) -> Result<Vec<(u64, ReadPage)>, ArrayError> {
+    let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return Ok(Vec::new()) };
+    let (len, carrier) = (to_usize(last - first + 1), to_usize(first % carriers.len().max(1) as u64));
+    let mut pieces = [None, None];
+    for (place, piece) in pieces.iter_mut().enumerate() {
+        if run.iter().any(|(_, named)| usize::from(named.place) == place)
+            && let Some(carrier) = carriers.get(carrier)
+        {
+            let at = context.geo.page_at(*first, place as u64);
+            *piece = carrier.read(at, len * BLOCK_BYTES, IO).await.ok();
+        }
+    }
+    let mut pages = Vec::with_capacity(run.len());
+    for (page, named) in run {
+        let at = to_usize(page - first) * BLOCK_BYTES;
+        let piece: &Option<Buf> = &pieces[usize::from(named.place)];
+        let block = piece.as_ref().map(|piece| piece.slice(at..at + BLOCK_BYTES));
+        let found = match block.filter(|block| is_named(*named, block)) {
+            Some(block) => ReadPage { block, bad: 0 },
+            None => read(context, carriers, *page, *named).await?,
+        };
+        pages.push((*page, found));
+    }
+    Ok(pages)
+}
+
 /// True if a block is the named copy of a page.
 pub(crate) fn is_named(named: PageRef, block: &[u8]) -> bool {
     named.names(block) && crc32c(&block[8..]) == named.crc

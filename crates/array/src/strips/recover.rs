@@ -4,6 +4,7 @@ use super::part::make;
 use super::{Erased, Found, Part, Strips};
 use crate::error::ArrayError;
 use crate::place::Position;
+use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
 use penstock_raid::SourceCrcs;
@@ -53,14 +54,16 @@ impl Strips {
         self.context.count(|counts| counts.degraded_reads += 1);
         let mut available: Vec<Position> = self.stripes.readable(stripe).iter().collect();
         available.retain(|position| !wanted.contains(position) && !found.contains_key(position));
+        self.take_redundancy_in_turn(stripe, &mut available);
         if found.is_empty() && available.len() >= k {
-            let sources = &available[..k];
-            let parts = self.read_unproved_parts(stripe, sources, columns, io).await;
-            if let Some(made) = self.make_proved(sources, wanted, &parts, columns.len()) {
+            let mut sources = available[..k].to_vec();
+            sources.sort_unstable();
+            let parts = self.read_unproved_parts(stripe, &sources, columns, io).await;
+            if let Some(made) = self.make_proved(&sources, wanted, &parts, columns.len()) {
                 return Ok(made);
             }
             // Strips that are to be read again are now the first ones of `available`.
-            found = super::parts_to_keep(sources, parts);
+            found = super::parts_to_keep(&sources, parts);
             available.retain(|position| !found.contains_key(position));
         }
         assert!(
@@ -77,6 +80,18 @@ impl Strips {
             found.extend(self.read_parts(stripe, &rest, columns, io).await);
         }
         self.decode_columns(stripe, wanted, columns.len(), &found)
+    }
+
+    /// Puts another redundancy strip first from stripe to stripe, behind the data strips: the members that
+    /// have them share the reads.
+    fn take_redundancy_in_turn(&self, stripe: Stripe, positions: &mut [Position]) {
+        let geo = &self.context.geo;
+        let data = positions.partition_point(|position| position.index() < geo.k);
+        let redundancy = &mut positions[data..];
+        if !redundancy.is_empty() {
+            let turn = stripe.0 / geo.strips() as u64 % redundancy.len() as u64;
+            redundancy.rotate_left(to_usize(turn));
+        }
     }
 
     /// Makes the wanted strips in the pass that also proves their sources: `columns` blocks of k strips at

@@ -131,7 +131,6 @@ impl BlockIo {
         }
         // A write through the log from here on is newer than this one.
         let upto = self.stripes.overlay().order();
-        let version = self.stripes.versions.next().await?;
         let blocks = self.context.geo.strip_blocks as usize;
         let all = Part { data: data.clone(), crcs: crcs.to_vec() };
         let strip =
@@ -139,14 +138,35 @@ impl BlockIo {
         let mut parts: Vec<Part> = self.context.geo.data_strips().map(strip).collect();
         let parity = self.strips.encode(&parts);
         parts.extend(parity);
-        let fresh = self.stripes.begin_fresh(stripe)?;
-        let moves = fresh.moves();
-        let landed = self.strips.write_stripe(stripe, &parts, moves, version, StripWrite::fresh(io)).await?;
-        let pending = PendingFresh { version, landed, moves, upto, contained: Vec::new() };
-        self.stripes.add_pending(stripe, pending)?;
-        drop(fresh);
+        // While it waits it is not on its way: what it missed keeps no member from counting, and it keeps no
+        // drive from being given up. It begins again with the members as they are then.
+        while let Err(why) = self.try_fresh(stripe, &parts, upto, io).await? {
+            self.context.suspend(why).await?;
+        }
         self.context.count(|counts| counts.fresh_stripes += 1);
         Ok(())
+    }
+
+    /// Writes the strips of a stripe that is locked and unwritten. The inner error says why writes are
+    /// suspended.
+    async fn try_fresh(
+        &self,
+        stripe: Stripe,
+        parts: &[Part],
+        upto: u64,
+        io: Io,
+    ) -> Result<Result<(), String>, ArrayError> {
+        let version = self.stripes.versions.next().await?;
+        let fresh = self.stripes.begin_fresh(stripe)?;
+        let moves = fresh.moves();
+        let landed =
+            match self.strips.write_stripe(stripe, parts, moves, version, StripWrite::fresh(io)).await {
+                Err(ArrayError::Suspended(why)) if !self.context.is_closed() => return Ok(Err(why)),
+                landed => landed?,
+            };
+        let pending = PendingFresh { version, landed, moves, upto, contained: Vec::new() };
+        self.stripes.add_pending(stripe, pending)?;
+        Ok(Ok(()))
     }
 
     /// Makes stripes unwritten again, durably.

@@ -114,7 +114,7 @@ impl IndexPage {
 /// The reference that names these pages together, but for the copy of the page in which they stand.
 pub(crate) fn sum(refs: &[PageRef]) -> PageRef {
     refs.iter().fold(PageRef::NONE, |all, page| PageRef {
-        written: all.written + page.written,
+        written: all.written.saturating_add(page.written),
         most_stale: all.most_stale.max(page.most_stale),
         has_moves: all.has_moves || page.has_moves,
         ..all

@@ -64,9 +64,13 @@ pub(crate) async fn read_run(
         let at = to_usize(page - first) * BLOCK_BYTES;
         let piece: &Option<Buf> = &pieces[usize::from(named.place)];
         let block = piece.as_ref().map(|piece| piece.slice(at..at + BLOCK_BYTES));
-        let found = match block.filter(|block| is_named(*named, block)) {
+        let is_bad = block.as_ref().is_some_and(|block| !is_named(*named, block));
+        let found = match block.filter(|_| !is_bad) {
             Some(block) => ReadPage { block, bad: 0 },
-            None => read(context, carriers, *page, *named).await?,
+            None => {
+                let found = read(context, carriers, *page, *named).await?;
+                ReadPage { bad: found.bad.max(is_bad.into()), ..found }
+            }
         };
         pages.push((*page, found));
     }
@@ -75,5 +79,6 @@ pub(crate) async fn read_run(
 
 /// True if a block is the named copy of a page.
 pub(crate) fn is_named(named: PageRef, block: &[u8]) -> bool {
-    named.names(block) && crc32c(&block[8..]) == named.crc
+    let is_of_checkpoint = block.get(32..40) == Some(&named.checkpoint.to_le_bytes());
+    named.names(block) && is_of_checkpoint && crc32c(&block[8..]) == named.crc
 }

@@ -32,10 +32,10 @@ impl StripWrite {
         Self { data: data.io(), trailer: trailer.io(), when }
     }
 
-    /// A fresh stripe, charged to the tenant and class of `io`. It waits for a full host.
+    /// A fresh stripe, charged to the tenant and class of `io`. Its writer begins again.
     pub(crate) const fn fresh(io: Io) -> Self {
         let (data, trailer) = (Site::FreshStrip.name(), Site::FreshTrailer.name());
-        Self { data: io.at(data), trailer: io.at(trailer), when: WhenSuspended::Wait }
+        Self { data: io.at(data), trailer: io.at(trailer), when: WhenSuspended::Fail }
     }
 }
 

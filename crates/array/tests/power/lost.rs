@@ -7,6 +7,7 @@ use crate::bench::{
 use crate::outdated::life;
 use penstock_array::place::{MemberNo, Position};
 use penstock_array::{ArrayError, CreateSpec, Discard, Geometry, Layout};
+use penstock_base::env::timeout;
 use penstock_base::{DriveId, Id128, Stripe};
 use penstock_drive::superblock::Superblock;
 use penstock_drive::{DriveHandle, Fault, FaultyDrive, Op};
@@ -335,6 +336,35 @@ fn a_drive_without_a_label_holds_nothing_that_counts() {
         worked?;
         machine.array.wait_rebuilt().await;
         machine.array.fail_member(MemberNo::new(0), "a test").await
+    })
+    .unwrap();
+}
+
+/// A stripe is being written past a lost member, and another member takes no strips any more: it may be given
+/// up once the lost one is replaced and rebuilt. Regression: the stripe, the two members and the judgement of
+/// the second waited for each other.
+#[test]
+fn a_stripe_that_waits_keeps_no_member_from_counting() {
+    let site = Site::new(spec(3, 1));
+    let strips = metadata_of(&Geometry::fit(&site.spec, slice_bytes()).unwrap()).end..DISK_BYTES - (2 << 20);
+    let new = SimDisk::new(DISK_BYTES);
+    life(&site, 14, &[3], async |machine| {
+        write_fresh(machine, 1, 500).await?;
+        machine.volume.flush().await?;
+        let drive = machine.drives[2].as_ref().unwrap();
+        (0..2000).for_each(|nth| drive.plant_within(Op::Write, nth, Fault::Fail, strips.clone()));
+        let replace = async {
+            machine.env.sleep(Duration::from_secs(20)).await;
+            machine.replace(&new, 3, 9).await
+        };
+        let write = timeout(&machine.env, Duration::from_secs(1800), write_fresh(machine, 0, 1));
+        let (written, replaced) = futures_util::future::join(write, replace).await;
+        replaced?;
+        written.expect("it does not wait for ever")?;
+        machine.volume.flush().await?;
+        assert!(machine.latched(2), "it takes no strips");
+        assert_eq!(tags(&machine.volume, 0, 48).await?, (1..=24).chain(500..524).collect::<Vec<_>>());
+        Ok(())
     })
     .unwrap();
 }

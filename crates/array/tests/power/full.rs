@@ -357,8 +357,8 @@ fn what_a_scrub_could_not_mend_is_mended_later() {
     .unwrap();
 }
 
-/// A stripe waits for a full host. Meanwhile a member that lacks its strip is replaced, and counts: the stripe
-/// is written on it as well.
+/// A stripe waits for a full host. Meanwhile a member that lacks its strip is replaced, and counts: the
+/// stripe is written on it as well.
 #[test]
 fn a_strip_that_is_missed_while_its_member_is_made_whole_is_made_too() {
     let site = Site::new(spec(4, 2));

@@ -7,7 +7,7 @@ use crate::error::ArrayError;
 use crate::moves::{MOST_MOVED, MOST_SPARES, Moves};
 use crate::place::{MemberNo, MemberSet, Position, Positions};
 use penstock_base::Stripe;
-use penstock_layout::{Declustered, Fixed, Place, Shape};
+use penstock_layout::{Declustered, Fixed, Place, Shape, search};
 
 /// The place of a strip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,6 +43,13 @@ impl Layout {
     pub fn groups(groups: usize, strips: usize) -> Result<Self, ArrayError> {
         let invalid = |error: penstock_layout::LayoutError| ArrayError::Invalid(error.to_string());
         Fixed::new(groups, strips).map(Self::Fixed).map_err(invalid)
+    }
+
+    /// Stripes that are spread evenly, by base permutations that are searched for from a seed. That may take
+    /// some seconds for hundreds of members.
+    pub fn spread(shape: Shape, seed: u64) -> Result<Self, ArrayError> {
+        let bases = search(shape, seed).map_err(|error| ArrayError::Invalid(error.to_string()))?;
+        Self::declustered(shape, &bases)
     }
 
     /// Stripes that are spread by these base permutations.

@@ -19,13 +19,7 @@ pub struct PageTree {
 impl PageTree {
     /// The tree over so many table pages.
     pub fn new(table_pages: u64) -> Self {
-        let above = |below: &Range<u64>| {
-            let pages = below.end - below.start;
-            let is_top = below.start > 0 && pages <= 1;
-            (!is_top).then(|| below.end..below.end + pages.div_ceil(REFS_PER_PAGE).max(1))
-        };
-        let levels = iter::successors(Some(0..table_pages.max(1)), above).collect();
-        Self { levels }
+        Self { levels: levels(table_pages).collect() }
     }
 
     /// The pages of the table and of its index.
@@ -68,16 +62,19 @@ impl PageTree {
     }
 }
 
+/// The levels of the tree over so many table pages, from the table up.
+fn levels(table_pages: u64) -> impl Iterator<Item = Range<u64>> {
+    let above = |below: &Range<u64>| {
+        let pages = below.end - below.start;
+        let is_top = below.start > 0 && pages <= 1;
+        (!is_top).then(|| below.end..below.end + pages.div_ceil(REFS_PER_PAGE).max(1))
+    };
+    iter::successors(Some(0..table_pages.max(1)), above)
+}
+
 /// The pages of the table and of its index, for so many table pages.
 pub(crate) fn pages_with_index(table_pages: u64) -> u64 {
-    let (mut all, mut level) = (table_pages, table_pages);
-    loop {
-        level = level.div_ceil(REFS_PER_PAGE).max(1);
-        all += level;
-        if level == 1 {
-            return all;
-        }
-    }
+    levels(table_pages).last().map_or(0, |top| top.end)
 }
 
 #[cfg(test)]

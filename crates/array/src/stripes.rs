@@ -92,16 +92,11 @@ impl Stripes {
 
     /// True if a stripe lacks a strip on another member than these.
     fn lacks_beyond(&self, members: MemberSet) -> bool {
-        let layout = &self.context.layout;
-        let others = layout.all_members().without(members);
-        let lacks = |stripe, state: StripeState| {
-            let on_others = layout.strips_on(stripe, state.moves, |member| others.contains(member));
-            state.stale.meets(on_others)
-        };
+        let others = self.context.layout.all_members().without(members);
         let table = self.table();
         others.iter().any(|member| table.census().on(member).stale > 0)
-            || self.map().pending().any(|(stripe, _)| lacks(stripe, self.state(stripe)))
-            || self.in_flight().into_iter().any(|(stripe, state)| lacks(stripe, state))
+            || self.pending_misses_on(others)
+            || self.in_flight_misses_on(others)
     }
 
     fn state(&self, stripe: Stripe) -> StripeState {
@@ -186,18 +181,15 @@ impl Stripes {
 
     /// True if a pending stripe lacks a strip on one of these members.
     pub(crate) fn pending_misses_on(&self, members: MemberSet) -> bool {
-        let map = self.map();
+        let (map, layout) = (self.map(), &self.context.layout);
         let mut pending = map.pending();
-        pending.any(|(stripe, _)| self.stale(stripe).meets(self.strips_on(stripe, members)))
+        pending.any(|(stripe, _)| self.state(stripe).misses_on(layout, stripe, members))
     }
 
-    /// True if a stripe that is being written in full lacks a strip on a member.
-    pub(crate) fn in_flight_misses_on(&self, member: MemberNo) -> bool {
+    /// True if a stripe that is being written in full lacks a strip on one of these members.
+    pub(crate) fn in_flight_misses_on(&self, members: MemberSet) -> bool {
         let layout = &self.context.layout;
-        let lacks = |(stripe, state): (Stripe, StripeState)| {
-            state.stale.meets(layout.strips_on(stripe, state.moves, |on| on == member))
-        };
-        self.in_flight().into_iter().any(lacks)
+        self.in_flight().into_iter().any(|(stripe, state)| state.misses_on(layout, stripe, members))
     }
 
     /// True if the record of a pending stripe would lack one of these strips.

@@ -4,10 +4,9 @@
 //! because every operation moves each byte through memory at least once.
 
 use crate::Line;
-use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{Array, ArrayError, CreateSpec, Lacking, MemberNo, Roster, Volume, create, open};
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, crc32c_blocks};
-use penstock_drive::superblock::Superblock;
+use crate::bed::{SLICE_AT, new_array, online, stripe_data};
+use penstock_array::{Array, ArrayError, CreateSpec, MemberNo, Volume};
+use penstock_base::{BLOCK_BYTES, Buf, Env};
 use penstock_drive::{Class, DriveHandle, Io, MemoryDrive, Slice};
 use std::rc::Rc;
 use std::time::Instant;
@@ -15,7 +14,6 @@ use std::time::Instant;
 const IO: Io = Io::new(Class::Client, "bench");
 const RUNS: usize = 5;
 const DRIVE_BYTES: usize = 320 << 20;
-const SLICE_AT: u64 = 1 << 20;
 
 /// The code of the measured array.
 #[derive(Clone, Copy, Debug)]
@@ -35,31 +33,13 @@ struct Bed {
 }
 
 async fn bed(env: &Env, bench: ArrayBench) -> Result<Bed, ArrayError> {
-    let drives: Vec<Rc<DriveHandle>> = (0..bench.k + bench.m)
-        .map(|number| {
-            let drive = DriveId(Id128::from_words(1, number as u64 + 1));
-            let superblock = Superblock { drive, size_bytes: DRIVE_BYTES as u64, ..Superblock::default() };
-            DriveHandle::online(
-                env.clone(),
-                format!("memory {number}"),
-                Rc::new(MemoryDrive::new(DRIVE_BYTES)),
-                superblock,
-            )
-        })
-        .collect();
+    let drive = |number| online(env, "memory", number, Rc::new(MemoryDrive::new(DRIVE_BYTES)));
+    let drives: Vec<Rc<DriveHandle>> = (0..(bench.k + bench.m) as u64).map(drive).collect();
     let len = penstock_drive::superblock::slices_end(DRIVE_BYTES as u64) - SLICE_AT;
-    let slices: Vec<Slice> = drives.iter().map(|drive| Slice::new(drive.clone(), SLICE_AT, len)).collect();
-    let descriptor = create(env, &CreateSpec::new("bench", bench.k, bench.m)?, &slices).await?;
-    let members = slices.into_iter().map(Some).collect();
-    let ownership = Rc::new(MemoryOwnership::default());
-    let array = open(env, descriptor, members, ownership, &Roster::new(env), Lacking::Refuse).await?;
+    let slices = drives.iter().map(|drive| Slice::new(drive.clone(), SLICE_AT, len)).collect();
+    let array = new_array(env, &CreateSpec::new("bench", bench.k, bench.m)?, slices).await?;
     let volume = Volume::whole(&array);
-    let mut data = BufMut::zeroed(volume.stripe_blocks() as usize * BLOCK_BYTES);
-    for (index, word) in data.as_mut().chunks_exact_mut(8).enumerate() {
-        word.copy_from_slice(&(index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-    }
-    let data = data.freeze();
-    let crcs = crc32c_blocks(&data);
+    let (data, crcs) = stripe_data(&volume);
     Ok(Bed { array, volume, drives, data, crcs })
 }
 

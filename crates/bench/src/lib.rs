@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod array;
+mod bed;
 pub mod codec;
 pub mod files;
 pub mod model;

@@ -2,23 +2,19 @@
 //! rebuild against the formula.
 
 use crate::Line;
+use crate::bed::{SLICE_AT, new_array, online, stripe_data};
 use crate::model::{ModelDrive, Sheet};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use penstock_array::ownership::MemoryOwnership;
-use penstock_array::{
-    Array, ArrayError, ArrayState, CreateSpec, Lacking, Layout, MemberNo, Roster, Volume, create, open,
-};
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, crc32c_blocks};
-use penstock_drive::superblock::Superblock;
-use penstock_drive::{Class, DriveHandle, Io, Slice};
-use penstock_layout::{Shape, search};
+use penstock_array::{Array, ArrayError, ArrayState, CreateSpec, Layout, MemberNo, Volume};
+use penstock_base::{BLOCK_BYTES, Buf, Env};
+use penstock_drive::{Class, Io, Slice};
+use penstock_layout::Shape;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 const IO: Io = Io::new(Class::Client, "bench");
-const SLICE_AT: u64 = 1 << 20;
 const RUNS: usize = 3;
 /// Time of a run of reads or small writes.
 const RUN: Duration = Duration::from_secs(3);
@@ -64,8 +60,7 @@ impl ModelBench {
             Some(spares) => {
                 let (members, domains) = (self.drives, self.drives);
                 let shape = Shape { members, strips, redundancy: self.m, spares, domains };
-                let bases = search(shape, 1).map_err(|error| ArrayError::Invalid(error.to_string()))?;
-                Layout::declustered(shape, &bases)?
+                Layout::spread(shape, 1)?
             }
         };
         let spec = CreateSpec::new("bench", self.k, self.m)?;
@@ -94,20 +89,13 @@ impl Bed {
     async fn new(env: &Env, bench: ModelBench, spec: &CreateSpec) -> Result<Self, ArrayError> {
         // The rest holds the log, the table, and rows that are left free.
         let slice_bytes = bench.fill_bytes + spec.log_bytes + (32 << 20);
-        let next_drive = Cell::new(1);
+        let next_drive = Cell::new(0);
         let slices: Vec<Slice> =
             (0..bench.drives).map(|_| new_slice(env, bench.sheet(), &next_drive, slice_bytes)).collect();
-        let descriptor = create(env, spec, &slices).await?;
-        let members = slices.into_iter().map(Some).collect();
-        let ownership = Rc::new(MemoryOwnership::default());
-        let array = open(env, descriptor, members, ownership, &Roster::new(env), Lacking::Refuse).await?;
+        let array = new_array(env, spec, slices).await?;
         let volume = Volume::whole(&array);
-        let mut data = BufMut::zeroed(volume.stripe_blocks() as usize * BLOCK_BYTES);
-        for (index, word) in data.as_mut().chunks_exact_mut(8).enumerate() {
-            word.copy_from_slice(&(index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-        }
-        let (data, geometry) = (data.freeze(), array.geometry());
-        let crcs = crc32c_blocks(&data);
+        let (data, crcs) = stripe_data(&volume);
+        let geometry = array.geometry();
         let rows = (bench.fill_bytes / geometry.strip_slot_bytes()).min(geometry.rows);
         let stripes = array.layout().stripes(rows);
         assert!(stripes > 0 && stripes <= geometry.stripes, "{stripes} stripes of {}", geometry.stripes);
@@ -210,11 +198,8 @@ impl Bed {
 
 fn new_slice(env: &Env, sheet: Sheet, next_drive: &Cell<u64>, slice_bytes: u64) -> Slice {
     let number = next_drive.replace(next_drive.get() + 1);
-    let bytes = slice_bytes + 2 * SLICE_AT;
-    let drive = DriveId(Id128::from_words(1, number));
-    let superblock = Superblock { drive, size_bytes: bytes, ..Superblock::default() };
-    let model = Rc::new(ModelDrive::new(env, sheet, bytes as usize));
-    let handle = DriveHandle::online(env.clone(), format!("model {number}"), model, superblock);
+    let model = Rc::new(ModelDrive::new(env, sheet, (slice_bytes + 2 * SLICE_AT) as usize));
+    let handle = online(env, "model", number, model);
     Slice::new(handle, SLICE_AT, slice_bytes)
 }
 

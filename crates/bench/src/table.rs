@@ -4,15 +4,15 @@
 //! code that encodes them, with every stripe marked as written, and have the index over them. So an array of
 //! any size can be opened.
 
+use crate::bed::{SLICE_AT, online};
 use penstock_array::format::index_page::{IndexPage, PageRef};
 use penstock_array::format::root::Root;
 use penstock_array::format::table_page::TablePage;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::page_tree::PageTree;
 use penstock_array::{Array, ArrayError, CreateSpec, Geometry, Lacking, Roster, create, open};
-use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, LocalBoxFuture};
-use penstock_drive::superblock::Superblock;
-use penstock_drive::{Class, Drive, DriveError, DriveHandle, Io, Slice};
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Env, LocalBoxFuture};
+use penstock_drive::{Class, Drive, DriveError, Io, Slice};
 use serde::Serialize;
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -20,7 +20,6 @@ use std::rc::Rc;
 use std::time::Instant;
 
 const IO: Io = Io::new(Class::Meta, "bench");
-const SLICE_AT: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// The number of timed reports, of which the median is returned.
 const LOOKS: usize = 1001;
@@ -186,10 +185,8 @@ fn slices(env: &Env, bench: TableBench, made: &Rc<OnceCell<Made>>) -> Result<Vec
     let slot = u64::from(spec.strip_blocks + 1) * BLOCK;
     let bytes = (stripes * slot + stripes / 16 * BLOCK + (1 << 30)).next_multiple_of(SLICE_AT);
     let drive = |number: u64| {
-        let id = DriveId(Id128::from_words(1, number + 1));
-        let superblock = Superblock { drive: id, size_bytes: bytes, ..Superblock::default() };
         let drive = MadeDrive { size_bytes: bytes, made: made.clone(), written: RefCell::default() };
-        let handle = DriveHandle::online(env.clone(), format!("made {number}"), Rc::new(drive), superblock);
+        let handle = online(env, "made", number, Rc::new(drive));
         Slice::new(handle, SLICE_AT, bytes - 2 * SLICE_AT)
     };
     Ok((0..(bench.k + bench.m) as u64).map(drive).collect())

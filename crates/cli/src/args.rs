@@ -413,6 +413,18 @@ pub enum Bench {
     },
 }
 
+/// Numbers for reads and for writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair(pub [f64; 2]);
+
+fn parse_pair(text: &str) -> Result<Pair, String> {
+    let numbers: Option<Vec<f64>> = text.split(',').map(|number| number.trim().parse().ok()).collect();
+    match numbers.as_deref() {
+        Some([read, write]) if *read > 0.0 && *write > 0.0 => Ok(Pair([*read, *write])),
+        _ => Err("it takes two numbers above 0: for reads and for writes".into()),
+    }
+}
+
 /// Model drives for a benchmark.
 #[derive(Debug, clap::Args)]
 pub struct Model {
@@ -432,35 +444,14 @@ pub struct Model {
     #[arg(long, value_name = "SIZE", requires = "model", value_parser = parse_size, default_value = "256K")]
     pub strip: u64,
     /// Sequential rates of a drive in GB/s: reads, writes
-    #[arg(
-        long,
-        value_name = "R,W",
-        requires = "model",
-        value_delimiter = ',',
-        num_args = 1,
-        default_value = "14.5,9.3"
-    )]
-    pub gbps: Vec<f64>,
+    #[arg(long, value_name = "R,W", requires = "model", value_parser = parse_pair, default_value = "14.5,9.3")]
+    pub gbps: Pair,
     /// Random 4 KiB I/O of a drive in thousands a second: reads, writes
-    #[arg(
-        long,
-        value_name = "R,W",
-        requires = "model",
-        value_delimiter = ',',
-        num_args = 1,
-        default_value = "1021,485"
-    )]
-    pub kiops: Vec<f64>,
+    #[arg(long, value_name = "R,W", requires = "model", value_parser = parse_pair, default_value = "1021,485")]
+    pub kiops: Pair,
     /// Latency of a drive in microseconds: reads, writes
-    #[arg(
-        long,
-        value_name = "R,W",
-        requires = "model",
-        value_delimiter = ',',
-        num_args = 1,
-        default_value = "60,10"
-    )]
-    pub us: Vec<f64>,
+    #[arg(long, value_name = "R,W", requires = "model", value_parser = parse_pair, default_value = "60,10")]
+    pub us: Pair,
     /// Factor by which all times are stretched, so that this machine keeps up
     #[arg(long, value_name = "FACTOR", requires = "model", default_value_t = 200.0)]
     pub slower: f64,

@@ -4,7 +4,7 @@
 
 use crate::error::StartError;
 use penstock_array::{ArrayError, Layout, MAX_PARITY};
-use penstock_layout::{MOST_MEMBERS, MOST_STRIPS, Shape, search};
+use penstock_layout::{MOST_MEMBERS, MOST_STRIPS, Shape};
 
 /// The search for base permutations begins here, so that equal stores have equal layouts.
 const SEED: u64 = 1;
@@ -126,11 +126,7 @@ impl Plan {
     pub fn layout(&self) -> Result<Layout, ArrayError> {
         match self.arrangement {
             Arrangement::Groups(groups) => Layout::groups(groups, self.k + self.m),
-            Arrangement::Declustered { spares } => {
-                let shape = self.shape(spares);
-                let bases = search(shape, SEED).map_err(|error| ArrayError::Invalid(error.to_string()))?;
-                Layout::declustered(shape, &bases)
-            }
+            Arrangement::Declustered { spares } => Layout::spread(self.shape(spares), SEED),
         }
     }
 

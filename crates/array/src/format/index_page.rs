@@ -5,8 +5,8 @@
 //! never passes for the newest one.
 
 use super::{check_block, seal_block};
-use penstock_base::num::{to_u8, to_u16};
-use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc};
+use penstock_base::num::to_u16;
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, Dec, DecodeError, Enc, crc32c};
 use penstock_raid::MAX_STRIPS;
 
 const MAGIC: &[u8; 4] = b"PTBX";
@@ -18,7 +18,7 @@ const REF_BYTES: usize = 24;
 pub const REFS_PER_PAGE: u64 = ((BLOCK_BYTES - HEADER_BYTES) / REF_BYTES) as u64;
 
 /// Names the committed copy of a page.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRef {
     /// The checkpoint that wrote it.
     pub checkpoint: u64,
@@ -44,9 +44,12 @@ impl PageRef {
         self.written == 0
     }
 
-    /// True if the page says of itself that it is the one that is named.
+    /// True if a block is the named copy of the page.
     pub(crate) fn names(&self, block: &[u8]) -> bool {
-        !self.is_none() && block.get(4..8) == Some(&self.crc.to_le_bytes())
+        // Both kinds of pages have their checkpoint there.
+        let is_of_checkpoint = block.get(32..40) == Some(&self.checkpoint.to_le_bytes());
+        let says_so = block.get(4..8) == Some(&self.crc.to_le_bytes());
+        !self.is_none() && is_of_checkpoint && says_so && crc32c(&block[8..]) == self.crc
     }
 
     pub(crate) fn encode(&self, enc: &mut Enc) {
@@ -123,5 +126,5 @@ pub(crate) fn sum(refs: &[PageRef]) -> PageRef {
 
 /// The place that does not hold the named copy.
 pub(crate) fn other_place(page: PageRef) -> u8 {
-    to_u8(u64::from(!page.is_none() && page.place == 0))
+    u8::from(!page.is_none() && page.place == 0)
 }

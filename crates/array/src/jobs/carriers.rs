@@ -325,17 +325,9 @@ impl CarrierReplacement {
         let mut needed: Vec<_> =
             self.chain.needed_ranges().into_iter().chain([geo.roots()]).map(part).collect();
         let is_in_use = |at: &u64| geo.page_of(*at).is_some_and(|(page, _)| table.index().is_in_use(page));
-        let blocks = (range.start..range.end).step_by(BLOCK_BYTES);
-        needed.extend(blocks.filter(is_in_use).map(block_at).fold(
-            Vec::new(),
-            |mut all: Vec<Range<u64>>, block| {
-                match all.last_mut() {
-                    Some(last) if last.end == block.start => last.end = block.end,
-                    _ => all.push(block),
-                }
-                all
-            },
-        ));
+        let blocks: Vec<u64> = (range.start..range.end).step_by(BLOCK_BYTES).filter(is_in_use).collect();
+        let runs = blocks.chunk_by(|one, next| block_at(*one).end == *next);
+        needed.extend(runs.map(|run| run[0]..block_at(run[run.len() - 1]).end));
         needed.retain(|range| !range.is_empty());
         needed
     }

@@ -20,7 +20,6 @@ use crate::place::{MemberNo, SegmentNo};
 use crate::salvage::{self, Salvaged};
 use crate::site::Site;
 use crate::stripes::Stripes;
-use crate::stripes::pages::is_named;
 use futures_util::future::join_all;
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, crc32c};
@@ -172,7 +171,7 @@ impl MetadataScrub {
         let is_bad = |page: &u64| {
             let (named, at) = (table.index().page(*page), to_usize(page - first) * BLOCK_BYTES);
             let bytes = &places[usize::from(named.place)].bytes()[at..at + BLOCK_BYTES];
-            !named.is_none() && !is_named(named, bytes)
+            !named.is_none() && !named.names(bytes)
         };
         Some(piece.filter(is_bad).collect())
     }

@@ -232,7 +232,7 @@ impl Rebuild {
             let misses = self.stripes.pending_misses_on(MemberSet::one(member));
             if self.stripes.table().census().on(member).stale == 0 && !misses {
                 // A stripe that is being written without it lacks it from its record on.
-                is_whole &= !self.stripes.in_flight_misses_on(member)
+                is_whole &= !self.stripes.in_flight_misses_on(MemberSet::one(member))
                     && self.activate(member, lives[member.index()]).await?;
             }
         }

@@ -30,6 +30,11 @@ impl StripeState {
         self.stale.with(layout.strips_on(stripe, self.moves, |member| absent.contains(member)))
     }
 
+    /// True if a strip on one of these members is stale.
+    pub(super) fn misses_on(self, layout: &Layout, stripe: Stripe, members: MemberSet) -> bool {
+        self.stale.meets(layout.strips_on(stripe, self.moves, |member| members.contains(member)))
+    }
+
     /// True if no more than `most` strips are lacking without the `gone` members, and more are without the
     /// `absent` ones too.
     pub(super) fn is_lost_without(

@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::index_page::PageRef;
 use penstock_base::num::to_usize;
-use penstock_base::{BLOCK_BYTES, Buf, crc32c};
+use penstock_base::{BLOCK_BYTES, Buf};
 use penstock_drive::{Class, Io, Slice};
 
 const IO: Io = Io::new(Class::Meta, "table.read");
@@ -32,7 +32,7 @@ pub(crate) async fn read(
     let first = to_usize(page % carriers.len().max(1) as u64);
     for carrier in carriers[first..].iter().chain(&carriers[..first]) {
         match carrier.read(at, BLOCK_BYTES, IO).await {
-            Ok(block) if is_named(named, &block) => return Ok(ReadPage { block, bad }),
+            Ok(block) if named.names(&block) => return Ok(ReadPage { block, bad }),
             Ok(_) => {}
             Err(_) => is_unreadable = true,
         }
@@ -64,7 +64,7 @@ pub(crate) async fn read_run(
         let at = to_usize(page - first) * BLOCK_BYTES;
         let piece: &Option<Buf> = &pieces[usize::from(named.place)];
         let block = piece.as_ref().map(|piece| piece.slice(at..at + BLOCK_BYTES));
-        let is_bad = block.as_ref().is_some_and(|block| !is_named(*named, block));
+        let is_bad = block.as_ref().is_some_and(|block| !named.names(block));
         let found = match block.filter(|_| !is_bad) {
             Some(block) => ReadPage { block, bad: 0 },
             None => {
@@ -75,10 +75,4 @@ pub(crate) async fn read_run(
         pages.push((*page, found));
     }
     Ok(pages)
-}
-
-/// True if a block is the named copy of a page.
-pub(crate) fn is_named(named: PageRef, block: &[u8]) -> bool {
-    let is_of_checkpoint = block.get(32..40) == Some(&named.checkpoint.to_le_bytes());
-    named.names(block) && is_of_checkpoint && crc32c(&block[8..]) == named.crc
 }

@@ -13,6 +13,7 @@ use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, DriveId, Env, Id128, Pool
 use penstock_drive::copies::COPY_BYTES;
 use penstock_drive::superblock::{self, SliceEntry, Superblock};
 use penstock_drive::{Class, Drive, DriveHandle, FaultyDrive, Io, Slice};
+use penstock_layout::Shape;
 use penstock_sim::{CutMode, CutPlan, SimDisk, SimDrive, World};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,6 +73,12 @@ pub fn spec(k: usize, m: usize) -> CreateSpec {
 fn forgetting(world: &World, drive: FaultyDrive, disk: &Rc<SimDisk>) -> FaultyDrive {
     let (world, disk) = (world.clone(), disk.clone());
     drive.forgetting(move || disk.forget_unflushed(&world))
+}
+
+/// So many members with so many spare places in a row, for stripes of k+m strips.
+pub fn spread(k: usize, m: usize, members: usize, spares: usize) -> CreateSpec {
+    let shape = Shape { members, strips: k + m, redundancy: m, spares, domains: members };
+    CreateSpec { layout: Layout::spread(shape, 1).unwrap(), ..spec(k, m) }
 }
 
 pub fn slice_bytes() -> u64 {

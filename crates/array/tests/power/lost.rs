@@ -2,26 +2,19 @@
 //! is the regression of a loss of data, or of a rebuild that did not end.
 
 use crate::bench::{
-    DISK_BYTES, LABEL, Site, buf_of, log_of, metadata_of, row, slice_bytes, slice_of, spec, tags, write_fresh,
+    DISK_BYTES, LABEL, Site, buf_of, log_of, metadata_of, row, slice_bytes, slice_of, spec, spread, tags,
+    write_fresh,
 };
 use crate::outdated::life;
 use penstock_array::place::{MemberNo, Position};
-use penstock_array::{ArrayError, CreateSpec, Discard, Geometry, Layout};
+use penstock_array::{ArrayError, Discard, Geometry};
 use penstock_base::env::timeout;
 use penstock_base::{DriveId, Id128, Stripe};
 use penstock_drive::superblock::Superblock;
 use penstock_drive::{DriveHandle, Fault, FaultyDrive, Op};
-use penstock_layout::{Shape, search};
 use penstock_sim::{SimDisk, SimDrive};
 use std::rc::Rc;
 use std::time::Duration;
-
-/// So many members with so many spare places in a row, for stripes of k+m strips.
-pub fn spread(k: usize, m: usize, members: usize, spares: usize) -> CreateSpec {
-    let shape = Shape { members, strips: k + m, redundancy: m, spares, domains: members };
-    let bases = search(shape, 1).unwrap();
-    CreateSpec { layout: Layout::declustered(shape, &bases).unwrap(), ..spec(k, m) }
-}
 
 /// Acknowledged and flushed writes in the log are destaged into a new stripe that lacks more than m strips.
 #[test]

@@ -1,12 +1,11 @@
 //! Stripes that are spread over more members than they have strips, with spare places.
 
-use crate::bench::{Machine, Site, buf_of, plan, spec, tags, write_fresh};
+use crate::bench::{self, Machine, Site, buf_of, plan, spec, tags, write_fresh};
 use crate::outdated::life;
 use penstock_array::place::{MemberNo, Position};
 use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard, Layout, Site as WriteSite};
 use penstock_base::Stripe;
 use penstock_drive::{Fault, Op};
-use penstock_layout::{Shape, search};
 use penstock_sim::World;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,9 +14,7 @@ const STRIPES: u64 = 40;
 
 /// 4+2 on so many members, with so many spare places in a row.
 fn spread(members: usize, spares: usize) -> CreateSpec {
-    let shape = Shape { members, strips: 6, redundancy: 2, spares, domains: members };
-    let bases = search(shape, 1).unwrap();
-    CreateSpec { layout: Layout::declustered(shape, &bases).unwrap(), ..spec(4, 2) }
+    bench::spread(4, 2, members, spares)
 }
 
 /// Writes every second stripe in full, and some blocks of the others through the log.

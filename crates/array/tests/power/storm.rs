@@ -4,8 +4,7 @@
 //! The campaign of random lives harms as many drives as the code survives. Here it is the array that decides,
 //! so the rule is tried by which a drive may be given up.
 
-use crate::bench::{DISK_BYTES, Machine, Site, buf_of, log_of, spec, tags, write_fresh};
-use crate::lost::spread;
+use crate::bench::{DISK_BYTES, Machine, Site, buf_of, log_of, spec, spread, tags, write_fresh};
 use penstock_array::place::MemberNo;
 use penstock_array::{ArrayError, CreateSpec, Discard, Layout};
 use penstock_base::env::timeout;

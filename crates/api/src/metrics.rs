@@ -134,7 +134,7 @@ fn drives(text: &mut Text, status: &StatusReport) {
 
 fn arrays(text: &mut Text, status: &StatusReport) {
     type Get = fn(&penstock_node::ArrayReport) -> u64;
-    let metrics: [(&str, &str, &str, Get); 19] = [
+    let metrics: [(&str, &str, &str, Get); 23] = [
         ("array_redundancy_debt_stripes", "gauge", "Stripes that lack strips", |array| {
             array.redundancy_debt_stripes
         }),
@@ -144,6 +144,14 @@ fn arrays(text: &mut Text, status: &StatusReport) {
         ("array_suspended", "gauge", "Whether writes wait", |array| u64::from(array.suspended.is_some())),
         ("array_stripes", "gauge", "Stripes", |array| array.stripes),
         ("array_written_stripes", "gauge", "Stripes with data", |array| array.written_stripes),
+        ("array_stripes_counted", "gauge", "Whether all stripes are counted", |array| {
+            u64::from(array.is_counted)
+        }),
+        ("array_table_pages", "gauge", "Pages of the stripe table in memory", |array| array.table_pages),
+        ("array_lost_table_pages", "gauge", "Pages of the stripe table without a copy", |array| {
+            array.lost_table_pages
+        }),
+        ("array_table_reads_total", "counter", "Pages of the stripe table read", |array| array.table_reads),
         ("array_log_used_percent", "gauge", "Share of the log in use", |array| array.log_used_percent),
         ("array_dirty_bytes", "gauge", "Bytes in the log that wait for their strips", |array| {
             array.dirty_bytes

@@ -11,6 +11,7 @@ use crate::events::ArrayEvent;
 use crate::format::descriptor::{Descriptor, Role};
 use crate::geometry::Geometry;
 use crate::jobs::carriers::CarrierReplacement;
+use crate::jobs::count::StripeCount;
 use crate::jobs::destage::{self, Destage};
 use crate::jobs::metadata::MetadataScrub;
 use crate::jobs::rebuild::{Rebuild, RebuildState};
@@ -23,7 +24,7 @@ use crate::log::space::LogSpace;
 use crate::log::writer::LogWriter;
 use crate::members::ownership::Ownership;
 use crate::members::{Members, Roster};
-use crate::place::{MemberNo, Position, Positions};
+use crate::place::{MemberNo, Positions};
 use crate::queue::EntryQueue;
 use crate::stripes::Stripes;
 use crate::strips::Strips;
@@ -60,6 +61,7 @@ pub struct Array {
     metadata: Rc<MetadataScrub>,
     repair: Rc<Repair>,
     carriers: Rc<CarrierReplacement>,
+    count: Rc<StripeCount>,
 }
 
 impl Array {
@@ -74,7 +76,7 @@ impl Array {
     ) -> Self {
         let queue = EntryQueue::new(&context);
         let members = Members::new(&context, &queue, descriptor, slices, ownership, roster);
-        let stripes = Stripes::new(&context, &members, &queue);
+        let stripes = Stripes::new(&context, &members, &queue, roster.table_memory());
         let chain = Chain::new(&context);
         let checkpoints = Checkpoints::new(&context, &members, &stripes, &chain);
         let log = LogWriter::new(&context, &queue, &members, &stripes, &chain, &checkpoints);
@@ -144,6 +146,7 @@ impl Array {
             stripes: stripes.clone(),
             chain: chain.clone(),
         });
+        let count = Rc::new(StripeCount { context: context.clone(), stripes: stripes.clone() });
         Self {
             context,
             members,
@@ -161,6 +164,7 @@ impl Array {
             metadata,
             repair,
             carriers,
+            count,
         }
     }
 
@@ -178,6 +182,7 @@ impl Array {
     pub(crate) fn start(&self) {
         self.spawn("array log", self.log.clone().run());
         self.spawn("array destage", self.destage.clone().run());
+        self.spawn("array count", self.count.clone().run());
         self.spawn("array repair", self.repair.clone().run());
         self.spawn("array resync", self.rebuild.clone().run());
     }
@@ -275,9 +280,11 @@ impl Array {
         self.members.member_on(drive)
     }
 
-    /// The place of a strip as it is now.
-    pub fn place(&self, stripe: Stripe, position: Position) -> StripPlace {
-        self.stripes.place(stripe, position)
+    /// The places of all strips of a stripe as they are now, by position.
+    pub async fn places(&self, stripe: Stripe) -> Result<Vec<StripPlace>, ArrayError> {
+        let _lock = scoped(self.stripes.shared(stripe)).await?;
+        let positions = self.context.geo.all_strips().iter();
+        Ok(positions.map(|position| self.stripes.place(stripe, position)).collect())
     }
 
     /// Offset and length in bytes of the slice that a drive gives to the array.

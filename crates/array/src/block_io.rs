@@ -125,7 +125,7 @@ impl BlockIo {
         crcs: &[u32],
         io: Io,
     ) -> Result<(), ArrayError> {
-        let _lock = self.stripes.locks.exclusive(stripe.0).await;
+        let _lock = self.stripes.exclusive(stripe).await?;
         if !self.stripes.is_unwritten(stripe) || self.stripes.overlay().has_stripe(stripe) {
             return Err(ArrayError::Invalid(format!("stripe {stripe} is not unwritten")));
         }
@@ -175,7 +175,7 @@ impl BlockIo {
         let stripes = || first.run(count);
         let mut locks = Vec::new();
         for stripe in stripes() {
-            locks.push(self.stripes.locks.exclusive(stripe.0).await);
+            locks.push(self.stripes.exclusive(stripe).await?);
         }
         // A stripe whose fresh record is on its way must not become written after the discard.
         if stripes().any(|stripe| self.stripes.map().is_pending(stripe)) {
@@ -219,7 +219,7 @@ impl BlockIo {
         blocks: Range<u32>,
         io: Io,
     ) -> Result<Blocks, ArrayError> {
-        let _lock = self.stripes.locks.shared(stripe.0).await;
+        let _lock = self.stripes.shared(stripe).await?;
         if self.stripes.overlay().has_stripe(stripe) {
             return self.read_overlaid(stripe, blocks, io).await;
         }

@@ -34,6 +34,8 @@ pub(crate) struct Signals {
     pub(crate) resync: Notify,
     /// Replacement of carriers: a carrier was lost, or a label is owed.
     pub(crate) carriers: Notify,
+    /// The count of stripes: some are not counted.
+    pub(crate) count: Notify,
 }
 
 impl Signals {
@@ -44,6 +46,7 @@ impl Signals {
         self.repair.notify_one();
         self.resync.notify_one();
         self.carriers.notify_one();
+        self.count.notify_one();
     }
 }
 

@@ -31,6 +31,8 @@ pub struct Counts {
     pub log_records: u64,
     /// Checkpoints completed.
     pub checkpoints: u64,
+    /// Pages of the stripe table read.
+    pub table_reads: u64,
 }
 
 /// Latencies of an array's operations.

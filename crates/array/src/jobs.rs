@@ -1,6 +1,7 @@
 //! Background jobs of an array. Each owns its progress and the state that only it needs.
 
 pub(crate) mod carriers;
+pub(crate) mod count;
 pub(crate) mod destage;
 pub(crate) mod metadata;
 pub(crate) mod rebuild;

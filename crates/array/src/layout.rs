@@ -8,6 +8,7 @@ use crate::moves::{MOST_MOVED, MOST_SPARES, Moves};
 use crate::place::{MemberNo, MemberSet, Position, Positions};
 use penstock_base::Stripe;
 use penstock_layout::{Declustered, Fixed, Place, Shape, search};
+use std::ops::Range;
 
 /// The place of a strip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -117,6 +118,18 @@ impl Layout {
         match self {
             Self::Fixed(fixed) => fixed.stripes(rows),
             Self::Declustered(spread) => spread.stripes(rows),
+        }
+    }
+
+    /// The stripes that have strips in a row with strips of this one, as far as they could take the same
+    /// spare places.
+    pub fn stripes_of_rows(&self, stripe: Stripe) -> Range<Stripe> {
+        match self {
+            Self::Declustered(spread) if spread.shape().spares > 0 => {
+                let stripes = spread.stripes_of_rows(stripe.0);
+                Stripe(stripes.start)..Stripe(stripes.end)
+            }
+            _ => stripe..stripe.next(),
         }
     }
 
@@ -283,7 +296,13 @@ mod tests {
         for stripe in 0..5u64 {
             for position in (0..4).map(Position::new) {
                 let own = all[stripe as usize];
-                let moves_of = |other: Stripe| all[other.0 as usize];
+                let moves_of = |other: Stripe| {
+                    assert!(
+                        layout.stripes_of_rows(Stripe(stripe)).contains(&other),
+                        "{other} beside {stripe}"
+                    );
+                    all[other.0 as usize]
+                };
                 let is_lost = |member| member == lost;
                 let found = layout.find_spare(Stripe(stripe), position, own, moves_of, |_| false, is_lost);
                 let Some(spare) = found else { continue };

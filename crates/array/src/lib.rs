@@ -61,6 +61,7 @@ mod set;
 mod site;
 mod stripes;
 mod strips;
+mod table_memory;
 #[cfg(test)]
 mod test_env;
 mod volume;

@@ -32,14 +32,14 @@ use crate::members::ownership::{AcceptedLoss, Claim, Lacking, Ownership};
 use crate::members::{FoundLabels, Members, Roster};
 use crate::place::{MemberNo, MemberSet, SegmentNo};
 use crate::site::Site;
-use checkpoint::{read_root, read_table};
+use checkpoint::{read_index, read_root};
 use outdated::{LeftOut, check_loss, leave_out_outdated, take_back};
 use penstock_base::num::to_u16;
 use penstock_base::rank::scoped;
 use penstock_base::{ArrayId, BLOCK_BYTES, BufMut, Env, Epoch, LogSeq, Version, env::random_id};
 use penstock_drive::{Io, Slice};
 use penstock_raid::Code;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 const IO: Io = Site::Create.io();
@@ -129,6 +129,8 @@ fn first_root(array: ArrayId) -> Root {
         table: PageRef::NONE,
         epoch: Epoch(0),
         behind: MemberSet::NONE,
+        applied: LogSeq(0),
+        resets: BTreeMap::new(),
     }
 }
 
@@ -227,7 +229,8 @@ impl Opening {
         if carriers.is_empty() {
             return Err(lacks_carriers(context, members, "the log as it was last"));
         }
-        let bad_pages = read_table(context, stripes, &root, &carriers).await?;
+        let bad_pages = read_index(context, stripes, &root, &carriers).await?;
+        stripes.set_opened_from(Some(positions.clone()));
         stripes.versions.set_reserved(root.versions_reserved);
         stripes.overlay_mut().skip_order(root.order);
         let found = read_log(context, &root, &carriers).await?;
@@ -252,7 +255,7 @@ impl Opening {
         };
         let started = segments.back().is_some_and(|segment| segment.number.0 >= root.replay_segment);
         array.chain.found(head, segments);
-        let redo = fold(stripes, &array.chain, found.records);
+        let redo = fold(stripes, &array.chain, root.applied, found.records).await?;
         if lacking == Lacking::Refuse {
             check_loss(context, members, stripes, &array.strips, &outdated, &redo).await?;
         }
@@ -318,6 +321,7 @@ impl Opening {
             check_loss(context, members, &array.stripes, &array.strips, &self.outdated, &self.redo).await?;
         }
         members.take_over(self.claim, stale, &root, self.accepted_loss).await?;
+        array.stripes.set_opened_from(None);
         // The chain must be complete on every carrier before anything rests on it.
         mends::write(context, members, &self.mends, &self.carriers, Site::ReplayMend).await?;
         mends::write(context, members, &self.hidden, &self.carriers, Site::ReplayMend).await?;
@@ -421,6 +425,9 @@ async fn begin_incarnation(array: &Array, last: &Root, started: bool) -> Result<
         replay_segment: last.replay_segment,
         replay_seq: last.replay_seq,
         replay_chain: last.replay_chain,
+        // The changes of replay are in memory alone.
+        applied: last.applied,
+        resets: last.resets.clone(),
         ..array.checkpoints.root_of_now()
     };
     assert!(root.incarnation > last.incarnation, "an opening raises the incarnation");

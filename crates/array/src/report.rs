@@ -71,6 +71,10 @@ pub struct Report {
     pub unreadable_stripes: u64,
     /// Stripes in the array, and written ones among them.
     pub stripes: (u64, u64),
+    /// False while stripes are counted. Those that are not yet count as lacking redundancy.
+    pub is_counted: bool,
+    /// Pages of the stripe table in memory, and lost ones: no replica has them.
+    pub table_pages: (u64, u64),
     /// The layout in a few words.
     pub layout: String,
     /// Bytes of data in a stripe.
@@ -102,6 +106,7 @@ impl Array {
         }
         let worst = self.stripes.census().worst();
         match ArrayState::of(worst, self.context.geo.m) {
+            ArrayState::Ok if !self.stripes.table().is_counted() => ArrayState::Degraded,
             ArrayState::Ok if self.missing_carriers() > 0 => ArrayState::Degraded,
             // With spare places all strips of a member that is gone may be on others.
             ArrayState::Ok if !self.members.gone().is_empty() => match self.has_moved_all() {
@@ -121,19 +126,23 @@ impl Array {
 
     /// The array as it stands.
     pub fn report(&self) -> Report {
-        let (context, census) = (&self.context, self.stripes.census());
+        let (context, state) = (&self.context, self.state());
+        let redundancy_debt_stripes = self.redundancy_debt_stripes();
+        let census = self.stripes.census();
         let strips = |member: MemberNo| census.on(member);
         Report {
             id: context.id,
             name: context.name.clone(),
             code: (context.geo.k, context.geo.m),
-            state: self.state(),
+            state,
             suspended: self.suspended(),
             stopped: self.stopped().map(str::to_owned),
-            redundancy_debt_stripes: self.redundancy_debt_stripes(),
+            redundancy_debt_stripes,
             missing_carriers: self.missing_carriers(),
             unreadable_stripes: self.stripes.map().unreadable().len() as u64,
-            stripes: (context.geo.stripes, census.written()),
+            stripes: (context.geo.stripes, self.stripes.table().written()),
+            is_counted: self.stripes.table().is_counted(),
+            table_pages: (self.stripes.table().resident(), self.stripes.table().damaged()),
             layout: context.layout.describe(),
             stripe_bytes: u64::from(context.geo.stripe_blocks()) * BLOCK_BYTES as u64,
             log_used_percent: self.chain.used_percent(),

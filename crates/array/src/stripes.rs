@@ -4,10 +4,13 @@
 //! stripes to repair. Does not own strips: what lies on drives is [`crate::strips`].
 
 pub(crate) mod census;
+mod count;
 pub(crate) mod index;
+mod load;
 pub(crate) mod map;
 pub(crate) mod overlay;
 pub(crate) mod pages;
+mod pins;
 pub(crate) mod promises;
 pub(crate) mod table;
 mod versions;
@@ -21,11 +24,14 @@ use crate::moves::Moves;
 use crate::place::{MemberNo, MemberSet, Position, Positions};
 use crate::queue::EntryQueue;
 use crate::ranks;
+use crate::table_memory::{PagesInMemory, TableMemory};
 use census::{Census, StripeState};
 use map::{PendingFresh, StripeMap};
 use overlay::Overlay;
 use penstock_base::rank::RankedLocks;
 use penstock_base::{Stripe, Version};
+pub(crate) use pins::Pin;
+use pins::Pins;
 use promises::Promises;
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::BTreeSet;
@@ -44,21 +50,35 @@ pub(crate) struct Stripes {
     promises: Promises,
     pub(crate) versions: Versions,
     /// Whoever writes strips of a stripe holds its lock exclusively; a reader holds it shared.
-    pub(crate) locks: RankedLocks,
+    locks: RankedLocks,
+    pins: Pins,
+    memory: Rc<TableMemory>,
+    /// The carriers that have the pages of the table while the array is being opened.
+    opened_from: RefCell<Option<Vec<MemberNo>>>,
 }
 
 impl Stripes {
-    pub(crate) fn new(context: &Rc<Context>, members: &Rc<Members>, queue: &Rc<EntryQueue>) -> Rc<Self> {
+    pub(crate) fn new(
+        context: &Rc<Context>,
+        members: &Rc<Members>,
+        queue: &Rc<EntryQueue>,
+        memory: &Rc<TableMemory>,
+    ) -> Rc<Self> {
         let this = Rc::new(Self {
             context: context.clone(),
             members: members.clone(),
-            map: RefCell::new(StripeMap::new(StripeTable::new(&context.geo, &context.layout))),
+            map: RefCell::new(StripeMap::new(StripeTable::new(&context.geo, &context.layout, memory))),
             overlay: RefCell::new(Overlay::new(context.geo.strip_blocks)),
             to_repair: RefCell::default(),
             promises: Promises::default(),
             versions: Versions::new(queue),
             locks: RankedLocks::new(ranks::STRIPE),
+            pins: Pins::default(),
+            memory: memory.clone(),
+            opened_from: RefCell::default(),
         });
+        let pages: Rc<dyn PagesInMemory> = this.clone();
+        memory.enter(&pages);
         let stripes = Rc::downgrade(&this);
         members.set_loss_test(Box::new(move |loss| {
             // An array that goes away loses nothing more.
@@ -68,9 +88,10 @@ impl Stripes {
     }
 
     /// True if a stripe that has enough strips without the members that are gone has not without the others
-    /// that are to be lost.
+    /// that are to be lost. Also true while it is not known: pages of the table may not be in memory.
     fn loses(&self, loss: &Loss) -> bool {
-        if loss.is_within_layout && !self.lacks_beyond(loss.lost) {
+        self.refresh_count();
+        if loss.is_within_layout && !self.may_lack_beyond(loss.lost) {
             return false;
         }
         let (layout, most) = (&self.context.layout, self.context.geo.m);
@@ -87,14 +108,13 @@ impl Stripes {
         self.promises.moving().into_iter().any(loses_moving)
             || self.map().pending().any(|(stripe, _)| loses(stripe, self.state(stripe)))
             || self.in_flight().into_iter().any(|(stripe, state)| loses(stripe, state))
-            || self.table().find_written(Stripe(0), loses).is_some()
+            || self.table().may_lose(gone, all, most)
     }
 
-    /// True if a stripe lacks a strip on another member than these.
-    fn lacks_beyond(&self, members: MemberSet) -> bool {
+    /// True if a stripe may lack a strip on another member than these.
+    fn may_lack_beyond(&self, members: MemberSet) -> bool {
         let others = self.context.layout.all_members().without(members);
-        let table = self.table();
-        others.iter().any(|member| table.census().on(member).stale > 0)
+        self.table().may_lack_beyond(members)
             || self.pending_misses_on(others)
             || self.in_flight_misses_on(others)
     }
@@ -135,6 +155,11 @@ impl Stripes {
     /// The dirty blocks, to change them.
     pub(crate) fn overlay_mut(&self) -> RefMut<'_, Overlay> {
         self.overlay.borrow_mut()
+    }
+
+    /// True if it is known that a stripe's strips are written.
+    pub(crate) fn is_known_written(&self, stripe: Stripe) -> bool {
+        self.map.borrow().knows_written(stripe) == Some(true)
     }
 
     /// True if nothing is written in the stripe's strips.
@@ -266,17 +291,19 @@ impl Stripes {
         self.to_repair.borrow_mut().append(&mut stripes);
     }
 
-    /// Counts of the written stripes, with the members that are gone now.
+    /// Counts of the written stripes, with the members that are gone now, as far as they are counted.
     pub(crate) fn census(&self) -> Ref<'_, Census> {
-        let gone = self.members.gone();
-        if self.table().census().absent() != gone {
-            self.table_mut().set_absent(gone);
-        }
+        self.refresh_count();
         Ref::map(self.map.borrow(), |map| map.table().census())
     }
 
-    /// The number of written stripes with fewer valid strips than the code has.
+    /// The number of written stripes with fewer valid strips than the code has. Stripes that are not counted
+    /// yet are among them.
     pub(crate) fn redundancy_debt(&self) -> u64 {
-        self.census().lacking()
+        let (counted, lacking) = {
+            let census = self.census();
+            (census.written(), census.lacking())
+        };
+        lacking + (self.table().written() - counted)
     }
 }

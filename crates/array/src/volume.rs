@@ -153,9 +153,35 @@ impl Volume {
         self.array.stripes().map().is_unreadable(Stripe(self.stripes.start + stripe))
     }
 
+    /// True if nothing is written in a stripe, not even in the log; none if that would have to be read. Then
+    /// [`Self::is_unwritten`] tells.
+    pub fn knows_unwritten(&self, stripe: u64) -> Option<bool> {
+        let (stripe, stripes) = (Stripe(self.stripes.start + stripe), self.array.stripes());
+        match stripes.overlay().has_stripe(stripe) {
+            true => Some(false),
+            false => stripes.map().knows_written(stripe).map(|is_written| !is_written),
+        }
+    }
+
     /// True if nothing is written in a stripe, not even in the log.
-    pub fn is_unwritten(&self, stripe: u64) -> bool {
-        let stripe = Stripe(self.stripes.start + stripe);
-        self.array.stripes().is_unwritten(stripe) && !self.array.stripes().overlay().has_stripe(stripe)
+    pub async fn is_unwritten(&self, stripe: u64) -> Result<bool, ArrayError> {
+        let stripes = self.array.stripes();
+        loop {
+            if let Some(is_unwritten) = self.knows_unwritten(stripe) {
+                return Ok(is_unwritten);
+            }
+            let _pages = scoped(stripes.pin_stripe(Stripe(self.stripes.start + stripe))).await?;
+            if let Some(is_unwritten) = self.knows_unwritten(stripe) {
+                return Ok(is_unwritten);
+            }
+        }
+    }
+
+    /// The first stripes from `from` on, at most `most`, in which something is written, be it in the log. In
+    /// ascending order.
+    pub async fn written(&self, from: u64, most: usize) -> Result<Vec<u64>, ArrayError> {
+        let (start, end) = (self.stripes.start, Stripe(self.stripes.end));
+        let found = scoped(self.array.stripes().written(Stripe(start + from)..end, most)).await?;
+        Ok(found.into_iter().map(|stripe| stripe.0 - start).collect())
     }
 }

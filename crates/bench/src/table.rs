@@ -11,18 +11,20 @@ use penstock_array::format::table_page::TablePage;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::page_tree::PageTree;
 use penstock_array::{Array, ArrayError, CreateSpec, Geometry, Lacking, Roster, create, open};
-use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Env, LocalBoxFuture};
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Env, LocalBoxFuture, Stripe};
 use penstock_drive::{Class, Drive, DriveError, Io, Slice};
 use serde::Serialize;
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const IO: Io = Io::new(Class::Meta, "bench");
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// The number of timed reports, of which the median is returned.
 const LOOKS: usize = 1001;
+/// Stripes whose places are asked for, all over the array.
+const STRIPES: u64 = 100_000;
 
 /// The measured array.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +54,14 @@ pub struct TableLine {
     pub memory_mib: u64,
     /// Peak of the added memory in MiB while the array opened.
     pub peak_mib: u64,
+    /// The same after pages all over the table were needed.
+    pub used_mib: u64,
+    /// Pages of the table in memory then.
+    pub used_pages: u64,
+    /// Seconds that it took to open the array without a drive, until all strips on it were counted.
+    pub counted_s: f64,
+    /// Peak of the added memory in MiB until then.
+    pub counted_mib: u64,
     /// Median time in microseconds of one report of the array, which the watch requests twice a second.
     pub report_us: f64,
 }
@@ -210,10 +220,13 @@ pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayE
     forget_peak()?;
     let [before, _] = memory_mib()?;
     let start = Instant::now();
-    let members = slices.iter().cloned().map(Some).collect();
+    let members: Vec<Option<Slice>> = slices.iter().cloned().map(Some).collect();
     let ownership = Rc::new(MemoryOwnership::default());
-    let array: Rc<Array> =
-        open(env, descriptor, members, ownership, &Roster::new(env), Lacking::Refuse).await?;
+    let open_now = async |members: Vec<Option<Slice>>| -> Result<Rc<Array>, ArrayError> {
+        let roster = Roster::new(env);
+        open(env, descriptor.clone(), members, ownership.clone(), &roster, Lacking::Refuse).await
+    };
+    let array = open_now(members.clone()).await?;
     let open_s = start.elapsed().as_secs_f64();
     let [now, most] = memory_mib()?;
     let mut looks = Vec::with_capacity(LOOKS);
@@ -226,6 +239,27 @@ pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayE
         }
     }
     looks.sort_by(f64::total_cmp);
+    // The golden ratio spreads them over the array.
+    let spread = |number: u64| (number * 0x9e37_79b9) % geometry.stripes;
+    for number in 0..STRIPES {
+        array.places(Stripe(spread(number))).await?;
+    }
+    let [_, used] = memory_mib()?;
+    let used_pages = array.report().table_pages.0;
+    array.stop();
+    drop(array);
+    forget_peak()?;
+    let start = Instant::now();
+    let without_last = members[..members.len() - 1].iter().cloned().chain([None]).collect();
+    let array = open_now(without_last).await?;
+    while !array.report().is_counted {
+        env.sleep(Duration::from_millis(1)).await;
+    }
+    let counted_s = start.elapsed().as_secs_f64();
+    if array.report().redundancy_debt_stripes != geometry.stripes {
+        return Err(invalid("each stripe has a strip on the drive that is missing"));
+    }
+    let [_, counted] = memory_mib()?;
     array.stop();
     Ok(TableLine {
         tib: bench.tib,
@@ -235,6 +269,10 @@ pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayE
         open_s,
         memory_mib: now.saturating_sub(before),
         peak_mib: most.saturating_sub(before),
+        used_mib: used.saturating_sub(before),
+        used_pages,
+        counted_s,
+        counted_mib: counted.saturating_sub(before),
         report_us: looks[LOOKS / 2],
     })
 }

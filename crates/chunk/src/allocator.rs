@@ -24,6 +24,7 @@ use penstock_array::{ArrayError, Discard, Volume};
 use penstock_base::Env;
 use penstock_base::rank::{RankedGuard, RankedMutex};
 use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -32,6 +33,8 @@ use tokio::sync::Notify;
 const BATCH: u64 = 64;
 /// Pause after a batch: with full batches of 1 MiB stripes, about 3 GB are discarded per second.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Written stripes that are looked up at the same time.
+pub(crate) const STRIPES_AT_A_TIME: usize = 4096;
 /// Shortest time that a stripe rests before it is discarded on the drives. The longest is about twice that.
 const REST: Duration = Duration::from_secs(5);
 
@@ -146,13 +149,17 @@ impl Allocator {
 
     /// Adds written stripes in which nothing is allocated: leftovers of writes that a crash kept from being
     /// committed.
-    pub(crate) fn add_unowned(&self) {
-        let stripes = self.volume.blocks() / self.volume.stripe_blocks();
-        let space = self.space.borrow();
-        let unowned =
-            (0..stripes).filter(|stripe| space.is_empty(*stripe) && !self.volume.is_unwritten(*stripe));
-        self.idle.borrow_mut().add(unowned);
+    pub(crate) async fn add_unowned(&self) -> Result<(), ChunkError> {
+        let mut from = 0;
+        loop {
+            let written = self.volume.written(from, STRIPES_AT_A_TIME).await?;
+            let Some(last) = written.last() else { break };
+            from = last + 1;
+            let space = self.space.borrow();
+            self.idle.borrow_mut().add(written.into_iter().filter(|stripe| space.is_empty(*stripe)));
+        }
         self.has_idle.notify_one();
+        Ok(())
     }
 
     /// Discards stripes that have rested, one batch at a time, until the target is closed.
@@ -187,18 +194,27 @@ impl Allocator {
     pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
         // Nothing is awaited between this test and the allocation that relies on it.
         let has_space = || self.space.borrow().has_beside_reservations(self.volume.stripe_blocks(), mine);
+        let take = |stripe| has_space() && self.space.borrow_mut().take_stripe(stripe);
+        let mut written = BTreeSet::new();
         while has_space() {
             let reusable = self.idle.borrow_mut().take_reusable();
             if let Some(stripe) = reusable {
-                if self.volume.is_unwritten(stripe) && self.space.borrow_mut().take_stripe(stripe) {
+                let put_back = |_: &ArrayError| self.idle.borrow_mut().add_reusable(stripe..stripe + 1);
+                if self.volume.is_unwritten(stripe).await.inspect_err(put_back)? && take(stripe) {
                     return Ok(Some(stripe));
                 }
                 continue;
             }
             if self.discard_some(Discard::InTable).await? == 0 {
-                let unwritten = |stripe| self.volume.is_unwritten(stripe);
-                let found = || self.space.borrow_mut().allocate_stripe(unwritten);
-                return Ok(has_space().then(found).flatten());
+                let may_be_unwritten = |stripe: u64| {
+                    !written.contains(&stripe) && self.volume.knows_unwritten(stripe) != Some(false)
+                };
+                let found = self.space.borrow().last_empty(may_be_unwritten);
+                let Some(stripe) = found else { break };
+                if self.volume.is_unwritten(stripe).await? && take(stripe) {
+                    return Ok(Some(stripe));
+                }
+                written.insert(stripe);
             }
         }
         Ok(None)

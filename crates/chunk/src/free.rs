@@ -346,11 +346,9 @@ impl Space {
         Some((start, run))
     }
 
-    /// Allocates a full stripe for which `usable` is true. `None` if no such stripe is empty.
-    pub(crate) fn allocate_stripe(&mut self, usable: impl Fn(u64) -> bool) -> Option<u64> {
-        let stripe = self.empty.iter().rev().find(|stripe| usable(**stripe)).copied()?;
-        self.mark((stripe * self.stripe_blocks, self.stripe_blocks), true);
-        Some(stripe)
+    /// The last empty stripe for which `usable` is true.
+    pub(crate) fn last_empty(&self, usable: impl Fn(u64) -> bool) -> Option<u64> {
+        self.empty.iter().rev().find(|stripe| usable(**stripe)).copied()
     }
 
     /// Allocates all blocks of an empty stripe. Returns false if the stripe is not empty.

@@ -85,7 +85,7 @@ impl Target {
         commits.accounts.set(Accounts::load(&*kv).await?);
         // Before the first block is allocated or discarded.
         mark_unmarked(&volume, &*kv, &allocator, config.chunk_blocks).await?;
-        allocator.add_unowned();
+        allocator.add_unowned().await?;
         env.spawn("target commit", Box::pin(scoped(commits.clone().run())));
         env.spawn("target discard", Box::pin(scoped(allocator.clone().run())));
         Ok(Rc::new(Self {

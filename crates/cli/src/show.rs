@@ -169,12 +169,22 @@ pub fn session(details: &SessionDetails) {
 
 pub fn tables(lines: &[penstock_bench::TableLine]) {
     println!(
-        "{:>5}{:>12}{:>11}{:>10}{:>9}{:>12}{:>11}{:>11}",
-        "TiB", "stripes", "table MiB", "create s", "open s", "memory MiB", "peak MiB", "report us"
+        "{:>5}{:>12}{:>11}{:>10}{:>9}{:>12}{:>10}{:>10}{:>11}{:>13}{:>11}",
+        "TiB",
+        "stripes",
+        "table MiB",
+        "create s",
+        "open s",
+        "memory MiB",
+        "peak MiB",
+        "used MiB",
+        "counted s",
+        "counted MiB",
+        "report us"
     );
     for line in lines {
         println!(
-            "{:>5}{:>12}{:>11}{:>10.2}{:>9.2}{:>12}{:>11}{:>11.1}",
+            "{:>5}{:>12}{:>11}{:>10.2}{:>9.2}{:>12}{:>10}{:>10}{:>11.2}{:>13}{:>11.1}",
             line.tib,
             line.stripes,
             line.table_mib,
@@ -182,6 +192,9 @@ pub fn tables(lines: &[penstock_bench::TableLine]) {
             line.open_s,
             line.memory_mib,
             line.peak_mib,
+            line.used_mib,
+            line.counted_s,
+            line.counted_mib,
             line.report_us
         );
     }
@@ -257,6 +270,12 @@ pub fn array(array: &ArrayReport) {
         println!("suspended {why}");
     }
     println!("stripe    {} of data", size(array.stripe_bytes));
+    let counting =
+        if array.is_counted { "" } else { "; stripes are being counted, the rest is taken as owed" };
+    println!("table     {} pages in memory, {} read{counting}", array.table_pages, array.table_reads);
+    if array.lost_table_pages > 0 {
+        println!("lost      {} pages of the table: no copy of them is left", array.lost_table_pages);
+    }
     println!(
         "log       {} records, {} flushes, {} waits for its strips",
         array.log_records,

@@ -288,7 +288,8 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let last_paths = file.as_ref().map(StoreFile::paths).unwrap_or_default();
     let candidates = find_drives(env, &*backing, &paths).await;
     let lacking = if options.accept_loss { Lacking::Accept } else { Lacking::Refuse };
-    let how = Start { wanted: store, last_paths, mode: Mode::Threads(KV_READERS), lacking };
+    let how =
+        Start { wanted: store, last_paths, mode: Mode::Threads(KV_READERS), lacking, table_memory: None };
     let node = how.open(env, backing, candidates, ownership).await?;
     let found = StoreFile::of(node.drive_set());
     refuse_other_parameters(&found, options)?;

@@ -14,6 +14,7 @@
 
 use crate::search::{Cells, Loads, first_spare};
 use crate::shape::{LayoutError, Place, Shape, index};
+use std::ops::Range;
 
 /// A declustered layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +123,16 @@ impl Declustered {
             Content::Strip { stripe, strip } => Some((stripe, strip)),
             Content::Spare(_) => None,
         })
+    }
+
+    /// The stripes that have strips in a row with a strip of this one.
+    pub fn stripes_of_rows(&self, stripe: u64) -> Range<u64> {
+        let Shape { strips, .. } = self.shape;
+        let used = self.shape.used();
+        let rows = self.slot(stripe, 0) / used..self.slot(stripe, strips - 1) / used + 1;
+        let first = self.band_of(stripe) * self.shape.stripes() as u64;
+        let at = |slot: usize| first + (slot / strips) as u64;
+        at(rows.start * used)..at(rows.end * used - 1) + 1
     }
 
     /// The number of the spare place to which a lost strip moves; none if it has no place. `spare_of` tells

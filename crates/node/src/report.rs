@@ -174,6 +174,14 @@ pub struct ArrayReport {
     pub unreadable_stripes: u64,
     pub stripes: u64,
     pub written_stripes: u64,
+    /// False while stripes are counted. Those that are not yet count as lacking strips.
+    pub is_counted: bool,
+    /// Pages of the stripe table in memory.
+    pub table_pages: u64,
+    /// Pages of the stripe table of which no copy is left. Nothing of their stripes can be read.
+    pub lost_table_pages: u64,
+    /// Pages of the stripe table that were read.
+    pub table_reads: u64,
     pub stripe_bytes: u64,
     pub log_used_percent: u64,
     pub dirty_bytes: u64,

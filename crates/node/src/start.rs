@@ -240,6 +240,8 @@ pub struct Start {
     pub mode: Mode,
     /// Decides if the start may give up data that only missing drives have.
     pub lacking: Lacking,
+    /// Bytes of memory for pages of stripe tables; none for as many as suit most stores.
+    pub table_memory: Option<usize>,
 }
 
 impl Start {
@@ -251,7 +253,7 @@ impl Start {
         mut candidates: Vec<Candidate>,
         ownership: Rc<dyn Ownership>,
     ) -> Result<Rc<Node>, StartError> {
-        let Self { wanted, last_paths, mode, lacking } = self;
+        let Self { wanted, last_paths, mode, lacking, table_memory } = self;
         let events = Events::new(env);
         let store = wanted.or_else(|| candidates.iter().find_map(Candidate::store)).ok_or_else(|| {
             let problems: Vec<&str> = candidates.iter().filter_map(Candidate::problem).collect();
@@ -274,7 +276,7 @@ impl Start {
             candidates.iter().filter_map(Candidate::problem).map(str::to_owned).collect();
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
         // All arrays are read before one is changed, so a refusal for one array leaves all of them unchanged.
-        let (mut openings, roster) = (Vec::new(), Roster::new(env));
+        let (mut openings, roster) = (Vec::new(), Roster::with_table_memory(env, table_memory));
         for descriptor in descriptors.into_values() {
             openings.push(read_array(env, descriptor, &drives, ownership.clone(), &roster, lacking).await?);
         }
@@ -305,8 +307,8 @@ impl Start {
         let config = TargetConfig::for_volume(&volume, env.random());
         // Nothing is changed for a later release.
         let home = Home { pool: data.pool(), data: data.id() };
-        let stripes = volume.blocks() / volume.stripe_blocks();
-        let has_data = || (0..stripes).any(|stripe| !volume.is_unwritten(stripe));
+        // It may be data that cannot be read.
+        let has_data = async || volume.written(0, 1).await.map_or(true, |written| !written.is_empty());
         MetaTarget::check_store(&*shared, home, has_data).await?;
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
         let meta = MetaTarget::open(env, shared, target.clone(), gate, ("main", home)).await?;

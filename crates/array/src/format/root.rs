@@ -6,9 +6,10 @@ use super::{are_near, check_block, seal_block};
 use crate::place::{MemberNo, MemberSet};
 use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
+use std::collections::BTreeMap;
 
 const MAGIC: &[u8; 4] = b"PROT";
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 
 /// A checkpoint's root. Each carrier has two places for it; checkpoint `seq` goes to place `seq % 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct Root {
     pub replay_chain: u32,
     /// Records up to this sequence were durable when the root was written.
     pub durable: LogSeq,
+    /// The table has every change of records up to this sequence.
+    pub applied: LogSeq,
     /// Versions up to this one may have been given.
     pub versions_reserved: Version,
     /// Data entries may have orders up to this one.
@@ -40,6 +43,9 @@ pub struct Root {
     pub epoch: Epoch,
     /// Valid members whose labels did not take the owner's epoch.
     pub behind: MemberSet,
+    /// By member, the checkpoint from which on every page of the table has its last reset. Pages of earlier
+    /// ones lack it: every strip on the member is stale.
+    pub resets: BTreeMap<MemberNo, u64>,
 }
 
 impl Root {
@@ -61,20 +67,26 @@ impl Root {
             .u64(self.incarnation_start.0)
             .u64(self.replay_segment)
             .u64(self.replay_seq.0);
-        enc.u64(self.durable.0).u64(self.versions_reserved.0).u64(self.order);
+        enc.u64(self.durable.0).u64(self.applied.0).u64(self.versions_reserved.0).u64(self.order);
         self.table.encode(&mut enc);
         enc.u64(self.epoch.0).u16(to_u16(self.behind.len()));
         self.behind.iter().for_each(|member| {
             enc.u16(member.number());
         });
+        enc.u16(to_u16(self.resets.len()));
+        self.resets.iter().for_each(|(member, checkpoint)| {
+            enc.u16(member.number()).u64(*checkpoint);
+        });
         seal_block(&mut enc)
     }
 
-    /// True if there is a log, which starts no later than behind what was durable, as the incarnation did.
+    /// True if there is a log, which starts no later than behind what was durable, as the incarnation did,
+    /// and the table has neither changes that may be lost nor resets that it cannot have.
     pub(crate) fn is_sound(&self) -> bool {
         let behind = self.durable.next();
         let begins = self.replay_segment > 0 && self.replay_seq.0 > 0 && self.replay_seq <= behind;
-        begins && self.incarnation_start <= behind
+        let has_no_more = self.applied <= self.durable && self.resets.values().all(|at| *at <= self.seq);
+        begins && self.incarnation_start <= behind && has_no_more
     }
 
     /// True if none of its numbers is far ahead of that of `other`.
@@ -87,6 +99,7 @@ impl Root {
                 root.replay_segment,
                 root.replay_seq.0,
                 root.durable.0,
+                root.applied.0,
                 root.versions_reserved.0,
                 root.order,
                 root.epoch.0,
@@ -111,23 +124,42 @@ impl Root {
             replay_seq: LogSeq(dec.counter_with_room()?),
             replay_chain,
             durable: LogSeq(dec.counter_with_room()?),
+            applied: LogSeq(dec.counter_with_room()?),
             versions_reserved: Version(dec.counter_with_room()?),
             order: dec.counter_with_room()?,
             table: PageRef::decode(&mut dec)?,
             epoch: Epoch(dec.counter_with_room()?),
             behind: decode_members(&mut dec)?,
+            resets: decode_resets(&mut dec)?,
         };
         dec.zeros("the rest of the block", dec.left())?;
         Ok(root)
     }
 }
 
+/// Decodes the checkpoints of the last resets, by member in ascending order.
+fn decode_resets(dec: &mut Dec<'_>) -> Result<BTreeMap<MemberNo, u64>, DecodeError> {
+    let (count, mut resets) = (dec.u16()?, BTreeMap::new());
+    for _ in 0..count {
+        let (member, checkpoint) = (decode_member(dec)?, dec.counter_with_room()?);
+        if resets.last_key_value().is_some_and(|(last, _)| *last >= member) {
+            return Err(dec.bad("members out of order"));
+        }
+        resets.insert(member, checkpoint);
+    }
+    Ok(resets)
+}
+
+fn decode_member(dec: &mut Dec<'_>) -> Result<MemberNo, DecodeError> {
+    let number = dec.u16()?;
+    MemberNo::of_number(number).ok_or(dec.unknown("member", number.into()))
+}
+
 /// Decodes a list of members in ascending order.
 fn decode_members(dec: &mut Dec<'_>) -> Result<MemberSet, DecodeError> {
     let (count, mut members) = (dec.u16()?, MemberSet::NONE);
     for _ in 0..count {
-        let number = dec.u16()?;
-        let member = MemberNo::of_number(number).ok_or(dec.unknown("member", number.into()))?;
+        let member = decode_member(dec)?;
         if members.iter().last().is_some_and(|last| last >= member) {
             return Err(dec.bad("members out of order"));
         }

@@ -18,6 +18,7 @@ use penstock_base::{
 };
 use penstock_drive::copies::{MOST_BODY_BYTES, TwoCopies};
 use penstock_layout::Shape;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -40,6 +41,8 @@ fn root() -> Root {
         table: top(),
         epoch: Epoch(6),
         behind: MemberSet::one(MemberNo::new(2)),
+        applied: LogSeq(43),
+        resets: BTreeMap::from([(MemberNo::new(1), 2)]),
     }
 }
 
@@ -182,7 +185,7 @@ fn never_panics<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> T) {
 
 #[test]
 fn root_is_as_in_the_first_release() {
-    check(&root().encode(), 0xbf35_4f64, 0..SECTOR_BYTES, &root(), |bytes| Root::decode(bytes).ok());
+    check(&root().encode(), 0xb7f2_f791, 0..SECTOR_BYTES, &root(), |bytes| Root::decode(bytes).ok());
 }
 
 #[test]

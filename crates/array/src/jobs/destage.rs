@@ -137,7 +137,7 @@ impl Destage {
             }
             // Postponed stripes may have been discarded, and written in full past the log.
             self.space.retain_postponed(|stripe| {
-                self.stripes.overlay().has_stripe(stripe) && self.stripes.is_unwritten(stripe)
+                self.stripes.overlay().has_stripe(stripe) && !self.stripes.is_known_written(stripe)
             });
             if self.space.has_postponed() {
                 // Each checkpoint wakes the callers that wait for space, and they wake this task.
@@ -205,10 +205,20 @@ impl Destage {
     async fn destage_stripes(&self, stripes: &[Stripe]) -> Result<bool, ArrayError> {
         let mut locks = Vec::new();
         // Locks are taken in the order of stripes, as a discard of several does.
+        let mut lost = BTreeSet::new();
         for stripe in stripes.iter().copied().collect::<BTreeSet<_>>() {
-            locks.push(self.stripes.locks.exclusive(stripe.0).await);
+            match self.stripes.exclusive(stripe).await {
+                Ok(lock) => locks.push(lock),
+                // Its page of the stripe table is lost. Others need not wait for it.
+                Err(ArrayError::Damaged { .. }) => {
+                    self.stripes.overlay_mut().park(stripe);
+                    lost.insert(stripe);
+                }
+                Err(error) => return Err(error),
+            }
         }
-        let results = join_all(stripes.iter().map(|stripe| scoped(self.destage_stripe(*stripe)))).await;
+        let stripes = stripes.iter().filter(|stripe| !lost.contains(stripe));
+        let results = join_all(stripes.map(|stripe| scoped(self.destage_stripe(*stripe)))).await;
         let (mut written, mut failed) = (Vec::new(), None);
         for Outcome { written: done, error } in results {
             written.extend(done);

@@ -1,9 +1,10 @@
 //! Scrub of an array's metadata: log segments, roots and table pages on every carrier.
 //!
-//! Memory has the truth of roots and pages, so a bad copy of those is repaired by a new checkpoint, which
-//! writes all of them again. A bad log record is copied from a carrier that has it complete. If a carrier
-//! refused a part of the log or the root, what it returns proves nothing: then everything in the log is
-//! destaged, and roots are written at both places.
+//! Memory has the truth of the root and the index, and a page of the table that is not there is read from a
+//! carrier that has it. So bad copies of those are repaired by a new checkpoint, which writes them again. A
+//! bad log record is copied from a carrier that has it complete. If a carrier refused a part of the log or
+//! the root, what it returns proves nothing: then everything in the log is destaged, and roots are written at
+//! both places.
 
 use super::destage::Destage;
 use crate::context::Context;
@@ -19,7 +20,7 @@ use crate::members::{Life, Members, MetadataState};
 use crate::place::{MemberNo, SegmentNo};
 use crate::salvage::{self, Salvaged};
 use crate::site::Site;
-use crate::stripes::Stripes;
+use crate::stripes::{Pin, Stripes};
 use futures_util::future::join_all;
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, crc32c};
@@ -85,9 +86,21 @@ impl MetadataScrub {
                 self.log.begin_another_segment().await?;
                 self.destage.destage_all().await?;
             }
-            // After two checkpoints both places of the root, and of every bad page, hold good copies. Page 0
-            // counts as changed in any case, because without a changed page there might be no checkpoint.
-            let pages: BTreeSet<u64> = found.bad_pages.into_iter().chain([0]).collect();
+            // After two checkpoints both places of the root, and of every bad page, hold good copies. The
+            // topmost page counts as changed in any case: without a changed page there might be no
+            // checkpoint.
+            let top = self.context.geo.page_tree().top();
+            let (mut pages, mut pins) = (BTreeSet::from([top]), Vec::new());
+            for page in found.bad_pages {
+                match self.pin(page).await {
+                    Ok(pin) => pins.extend(pin),
+                    Err(error) => {
+                        tracing::error!(array = self.context.name, page, %error, "a page cannot be repaired");
+                        continue;
+                    }
+                }
+                pages.insert(page);
+            }
             for _ in 0..2 {
                 self.stripes.table_mut().put_dirty(pages.clone());
                 self.checkpoints.write().await?;
@@ -100,6 +113,14 @@ impl MetadataScrub {
             self.members.set_metadata(found.state());
         }
         Ok(())
+    }
+
+    /// A page of the table, from a carrier that has it; those of the index are in memory.
+    async fn pin(&self, page: u64) -> Result<Option<Pin>, ArrayError> {
+        match self.context.geo.page_tree().is_leaf(page) {
+            true => self.stripes.pin(page..page + 1).await.map(Some),
+            false => Ok(None),
+        }
     }
 
     async fn verify(&self) -> Result<Found, ArrayError> {

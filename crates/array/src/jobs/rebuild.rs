@@ -27,7 +27,9 @@ use crate::place::{MemberNo, MemberSet, Position, Positions};
 use crate::queue::EntryQueue;
 use crate::site::Site;
 use crate::stripes::Stripes;
+use crate::stripes::census::StripeState;
 use crate::stripes::promises::Target;
+use crate::stripes::table::StripeTable;
 use crate::strips::{Found, Part, StripWrite, Strips};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -148,6 +150,13 @@ impl Rebuild {
         let mut begin = Stripe(0);
         while !self.context.is_closed() {
             let woken = self.context.signals.resync.notified();
+            if let Err(error) = self.stripes.counted().await {
+                if !matches!(error, ArrayError::Closed) {
+                    tracing::warn!(array = self.context.name, %error, "stripes cannot be counted");
+                    env.sleep(RETRY).await;
+                }
+                continue;
+            }
             if !self.has_work() {
                 match self.state.stuck.get().filter(|_| self.is_stuck()) {
                     Some((until, _)) => {
@@ -173,8 +182,11 @@ impl Rebuild {
         }
     }
 
-    /// True if a strip can be made again or brought back.
+    /// True if a strip can be made again or brought back, or if that is not known yet.
     pub(crate) fn has_work(&self) -> bool {
+        if !self.stripes.is_counted() {
+            return true;
+        }
         let mut members = self.context.layout.all_members().iter();
         members.any(|member| self.need(member) > 0 || self.is_back(member)) || self.has_to_bring_back()
     }
@@ -186,7 +198,7 @@ impl Rebuild {
 
     /// The strips of a member that may be made again.
     fn need(&self, member: MemberNo) -> u64 {
-        let on = self.stripes.table().census().on(member);
+        let on = self.stripes.census().on(member);
         match self.members.is_reachable(member) {
             true => on.stale,
             false if self.context.layout.spares() > 0 && !self.is_stuck() => on.strips,
@@ -202,9 +214,8 @@ impl Rebuild {
     }
 
     fn has_to_bring_back(&self) -> bool {
-        let table = self.stripes.table();
-        let away = |member| table.census().on(member).moved_away > 0;
-        self.members.reachable().iter().any(away)
+        let census = self.stripes.census();
+        self.members.reachable().iter().any(|member| census.on(member).moved_away > 0)
     }
 
     /// One pass for each number of lacking strips, from the most endangered stripes on, and one to bring
@@ -222,7 +233,7 @@ impl Rebuild {
         let is_done = result? && progress.failed_stripes == 0;
         if !is_done && progress.done_stripes == 0 && progress.failed_stripes == 0 {
             // Nothing was found that can be done, unless it was not looked at, or is new.
-            if is_from_start && !self.has_something_to_make() {
+            if is_from_start && !self.has_something_to_make().await? {
                 self.state.stuck.set(Some((self.context.env.now() + LOOK_AGAIN, self.members.gone())));
             }
             return Ok(true);
@@ -230,7 +241,7 @@ impl Rebuild {
         let mut is_whole = is_done;
         for member in self.members.reachable().common(self.members.stale()).iter() {
             let misses = self.stripes.pending_misses_on(MemberSet::one(member));
-            if self.stripes.table().census().on(member).stale == 0 && !misses {
+            if self.stripes.is_counted() && self.stripes.census().on(member).stale == 0 && !misses {
                 // A stripe that is being written without it lacks it from its record on.
                 is_whole &= !self.stripes.in_flight_misses_on(MemberSet::one(member))
                     && self.activate(member, lives[member.index()]).await?;
@@ -240,9 +251,15 @@ impl Rebuild {
     }
 
     /// True if a stripe lacks a strip for which there is a place.
-    fn has_something_to_make(&self) -> bool {
+    async fn has_something_to_make(&self) -> Result<bool, ArrayError> {
+        self.stripes.counted().await?;
         let worst = self.stripes.census().worst();
-        (1..=worst).any(|lacking| !self.find(Pass::Lacking(lacking), Stripe(0), 1).is_empty())
+        for lacking in 1..=worst {
+            if !self.find(Pass::Lacking(lacking), Stripe(0), 1).await?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Every strip of a member is valid: it counts again.
@@ -262,10 +279,12 @@ impl Rebuild {
     /// Returns true if all that could be done is.
     async fn passes(&self, begin: &mut Stripe, progress: &mut JobProgress) -> Result<bool, ArrayError> {
         loop {
+            self.stripes.counted().await?;
             let mut level = self.stripes.census().worst();
             while level > 0 {
                 let above = self.pass(Pass::Lacking(level), begin, progress).await?;
                 // A member was lost meanwhile: its stripes come first.
+                self.stripes.counted().await?;
                 level = if above { self.stripes.census().worst() } else { level - 1 };
             }
             // Stripes whose record is on its way may lack strips of members that take I/O too: the table
@@ -289,7 +308,7 @@ impl Rebuild {
             let stripes = self.need(member);
             // A member that came back counts again after this round, also if it missed nothing.
             if stripes > 0 || self.is_back(member) {
-                let whole = stripes > 0 && stripes == self.stripes.table().census().on(member).strips;
+                let whole = stripes > 0 && stripes == self.stripes.census().on(member).strips;
                 tally.insert(member, Tally { whole, ..Tally::default() });
                 self.context.events.push(ArrayEvent::RebuildBegun { member, stripes, whole });
             }
@@ -321,19 +340,26 @@ impl Rebuild {
         let mut running = FuturesUnordered::new();
         let (mut result, mut is_over) = (Ok(()), false);
         let endangered = self.more_endangered(pass);
-        let mut above;
+        let mut above = false;
         loop {
             if self.context.is_closed() {
                 result = result.and(Err(ArrayError::Closed));
             }
-            above = self.more_endangered(pass) > endangered;
+            // While stripes are counted anew nobody knows.
+            above |= !self.stripes.is_counted() || self.more_endangered(pass) > endangered;
             if latency.served() != served {
                 (served, disturbed) = (latency.served(), Some(env.now()));
             }
             let is_beside = disturbed.is_some_and(|at| env.now().saturating_sub(at) < CALM);
             let steps = self.steps(pass, is_beside);
             while running.len() < steps.batches && result.is_ok() && !is_over && !above {
-                let found = self.find(pass, from, steps.stripes);
+                let found = match self.find(pass, from, steps.stripes).await {
+                    Ok(found) => found,
+                    Err(error) => {
+                        result = Err(error);
+                        break;
+                    }
+                };
                 let Some(last) = found.last() else {
                     is_over = true;
                     break;
@@ -394,27 +420,27 @@ impl Rebuild {
     }
 
     /// The first stripes from `from` on, at most `most`, of which a pass makes strips.
-    fn find(&self, pass: Pass, from: Stripe, most: usize) -> Vec<Stripe> {
+    async fn find(&self, pass: Pass, from: Stripe, most: usize) -> Result<Vec<Stripe>, ArrayError> {
         assert!(most > 0, "a batch has a stripe");
-        let table = self.stripes.table();
-        let gone = self.members.gone();
         let layout = &self.context.layout;
-        let next = |at| {
-            table.find_written(at, |stripe, state| match pass {
-                Pass::Lacking(lacking) => {
-                    if state.stale.is_empty() && gone.is_empty() {
-                        return false;
-                    }
-                    let lost = self.lacking(stripe);
-                    lost.len() == lacking && lost.iter().any(|at| self.can_be_made(stripe, at, state.moves))
-                }
-                Pass::Back => state.moves.moved().iter().any(|position| {
-                    let own = layout.own_place(stripe, position).member;
-                    self.members.is_reachable(own) && !state.stale.contains(position)
-                }),
-            })
+        let may_have = |table: &StripeTable, page| match pass {
+            Pass::Lacking(lacking) => table.most_lacking_of(page, self.members.gone()) >= lacking,
+            Pass::Back => table.may_have_moved(page),
         };
-        std::iter::successors(next(from), |stripe| next(stripe.next())).take(most).collect()
+        let is_wanted = |stripe, state: StripeState| match pass {
+            Pass::Lacking(lacking) => {
+                if state.stale.is_empty() && self.members.gone().is_empty() {
+                    return false;
+                }
+                let lost = self.lacking(stripe);
+                lost.len() == lacking && lost.iter().any(|at| self.can_be_made(stripe, at, state.moves))
+            }
+            Pass::Back => state.moves.moved().iter().any(|position| {
+                let own = layout.own_place(stripe, position).member;
+                self.members.is_reachable(own) && !state.stale.contains(position)
+            }),
+        };
+        self.stripes.find(from, most, may_have, is_wanted).await
     }
 
     /// Strips of a stripe that are stale, or on members that are gone.
@@ -432,7 +458,7 @@ impl Rebuild {
         self.space.wait_for_rebuild().await?;
         let mut locks = Vec::new();
         for stripe in stripes {
-            locks.push(self.stripes.locks.exclusive(stripe.0).await);
+            locks.push(self.stripes.exclusive(*stripe).await?);
         }
         assert!(stripes.is_sorted(), "stripes are locked in their order");
         let made = join_all(stripes.iter().map(|stripe| scoped(self.make(pass, *stripe)))).await;

@@ -109,7 +109,7 @@ impl Scrub {
         let mut job = JobProgress {
             done_stripes: base.1.stripes,
             done_before: base.1.stripes,
-            total_stripes: self.stripes.table().census().written(),
+            total_stripes: self.stripes.table().written(),
             failed_stripes: base.1.unreadable.len() as u64,
             started_ns: self.context.env.wall_ns(),
         };
@@ -118,8 +118,8 @@ impl Scrub {
         loop {
             self.tally(&mut progress.borrow_mut().report, &base);
             let from = Stripe(progress.borrow().next_stripe);
-            let next = self.stripes.table().find_written(from, |_, _| true);
-            let Some(stripe) = next else { return Ok(true) };
+            let next = self.stripes.find(from, 1, |_, _| true, |_, _| true).await?;
+            let Some(stripe) = next.first().copied() else { return Ok(true) };
             assert!(stripe >= from, "a scrub goes forward");
             let began = self.context.env.now();
             match self.scrub_stripe(stripe).await {
@@ -169,7 +169,7 @@ impl Scrub {
     /// Verifies one stripe and repairs it. Fails while writes are suspended, and does not keep it locked
     /// then.
     pub(crate) async fn scrub_stripe(&self, stripe: Stripe) -> Result<(), ArrayError> {
-        let _lock = self.stripes.locks.exclusive(stripe.0).await;
+        let _lock = self.stripes.exclusive(stripe).await?;
         if self.stripes.is_unwritten(stripe) {
             return Ok(());
         }

@@ -21,6 +21,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use penstock_base::Buf;
 use penstock_base::rank::{RankedGuard, RankedMutex, scoped};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Pages written at the same time.
@@ -110,7 +111,10 @@ impl Checkpoints {
             replay_segment: tail.number.0,
             replay_seq: tail.first_seq,
             replay_chain: tail.chain,
+            // Whatever is durable was applied in the same step.
+            applied: self.chain.durable(),
             table: update.top(),
+            resets: self.stripes.table().resets().clone(),
             ..self.root_of_now()
         };
         Begun { root, update, released }
@@ -146,7 +150,7 @@ impl Checkpoints {
         self.members.flush_carriers().await
     }
 
-    /// A root with the counters of now. Number, place of replay and table are the caller's.
+    /// A root with the counters of now. Number, place of replay, table and what it has are the caller's.
     pub(crate) fn root_of_now(&self) -> Root {
         let head = self.chain.head();
         Root {
@@ -158,11 +162,13 @@ impl Checkpoints {
             replay_seq: penstock_base::LogSeq(0),
             replay_chain: 0,
             durable: self.chain.durable(),
+            applied: penstock_base::LogSeq(0),
             versions_reserved: self.stripes.versions.reserved(),
             order: self.stripes.overlay().order(),
             table: self.stripes.table().index().top(),
             epoch: self.members.claim().epoch,
             behind: self.members.owed_labels(),
+            resets: BTreeMap::new(),
         }
     }
 

@@ -6,17 +6,17 @@
 
 use super::chain::Chain;
 use super::replay::FoundRecord;
-use super::writer::apply;
+use super::writer::pin_applied;
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::record::{Entry, StripPatch};
 use crate::members::{Members, WhenSuspended};
 use crate::place::SegmentNo;
 use crate::site::Site;
-use crate::stripes::Stripes;
 use crate::stripes::overlay::{DirtyBlock, Overlay};
+use crate::stripes::{Pin, Stripes};
 use crate::strips::{StripWrite, Strips};
-use penstock_base::{Buf, HashMap, Stripe};
+use penstock_base::{Buf, HashMap, LogSeq, Stripe};
 use std::collections::BTreeMap;
 
 const REDO: StripWrite = StripWrite::new(Site::ReplayRedo, Site::ReplayRedo, WhenSuspended::Wait);
@@ -27,6 +27,8 @@ pub(crate) struct Redo {
     changes: BTreeMap<Stripe, Vec<(StripPatch, Vec<Buf>)>>,
     /// Segments of the records that describe them: pinned until the strips are flushed.
     segments: Vec<SegmentNo>,
+    /// The pages of the stripes.
+    pages: Vec<Pin>,
 }
 
 impl Redo {
@@ -58,23 +60,36 @@ impl Redo {
         members.flush_all(Site::ReplayRedo.io()).await?;
         let mut segments = chain.segments_mut();
         self.segments.into_iter().for_each(|segment| segments.unpin_at_checkpoint(segment));
+        drop(self.pages);
         Ok(())
     }
 }
 
-/// Applies records to the stripes in order. Returns the strips to write again.
-pub(crate) fn fold(stripes: &Stripes, chain: &Chain, found: Vec<FoundRecord>) -> Redo {
-    let mut fold = Fold { stripes, chain, redo: Redo::default(), void: HashMap::default() };
+/// Applies records to the stripes in order; those up to `applied` changed the table before. Returns the
+/// strips to write again.
+pub(crate) async fn fold(
+    stripes: &Stripes,
+    chain: &Chain,
+    applied: LogSeq,
+    found: Vec<FoundRecord>,
+) -> Result<Redo, ArrayError> {
+    // Those of records that are not in the table yet were not many when they were written.
+    let is_needed = |seq: LogSeq, entry: &Entry| seq > applied || matches!(entry, Entry::Destage { .. });
+    let entries = found.iter().flat_map(|record| record.entries.iter().map(|entry| (record.seq, entry)));
+    let needed = entries.filter(|(seq, entry)| is_needed(*seq, entry)).map(|(_, entry)| entry);
+    let pages = stripes.pin_entries(needed).await?;
+    let redo = Redo { pages, ..Redo::default() };
+    let mut fold = Fold { stripes, chain, redo, void: HashMap::default() };
     for record in found {
         let mut rest = &record.payload[..];
         for entry in &record.entries {
             let (payload, others) = rest.split_at(entry.payload_crcs().len());
             rest = others;
-            fold.entry(entry, payload, record.segment);
+            fold.entry(entry, payload, record.segment, record.seq > applied);
         }
         assert!(rest.is_empty(), "entries and payload of a record agree");
     }
-    fold.redo
+    Ok(fold.redo)
 }
 
 struct Fold<'a> {
@@ -86,7 +101,7 @@ struct Fold<'a> {
 }
 
 impl Fold<'_> {
-    fn entry(&mut self, entry: &Entry, payload: &[Buf], segment: SegmentNo) {
+    fn entry(&mut self, entry: &Entry, payload: &[Buf], segment: SegmentNo, is_new: bool) {
         match entry {
             Entry::Data { stripe, order, block, crcs } => {
                 self.skip_order(*order);
@@ -133,7 +148,10 @@ impl Fold<'_> {
             }
             Entry::Versions { .. } => {}
         }
-        apply(self.stripes, self.chain, entry, segment);
+        if is_new {
+            self.stripes.apply(entry);
+        }
+        pin_applied(self.chain, entry, segment);
     }
 
     fn data(&self, stripe: Stripe, block: u32, order: u64, (crc, data): (u32, &Buf), segment: SegmentNo) {

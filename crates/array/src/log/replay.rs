@@ -51,6 +51,7 @@ pub(crate) struct Found {
 
 /// A record with its payload.
 pub(crate) struct FoundRecord {
+    pub(crate) seq: LogSeq,
     pub(crate) segment: SegmentNo,
     pub(crate) entries: Vec<Entry>,
     pub(crate) payload: Vec<Buf>,
@@ -300,7 +301,7 @@ pub(crate) async fn read_log(
             reader.record(&copies, (number, offset_blocks as usize * BLOCK_BYTES), seq.next(), chain)?
         {
             segment.records.push(RecordPlace { offset_blocks, shape });
-            records.push(FoundRecord { segment: number, entries: head.entries, payload });
+            records.push(FoundRecord { seq: head.seq, segment: number, entries: head.entries, payload });
             (seq, chain) = (head.seq, shape.chain);
             offset_blocks += shape.head_blocks + shape.payload_blocks;
         }

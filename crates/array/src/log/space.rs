@@ -194,7 +194,7 @@ impl LogSpace {
         let (geo, overlay, postponed) = (&self.context.geo, self.stripes.overlay(), self.postponed.borrow());
         let (mut to_destage, mut parked) = (overlay.to_destage(), overlay.parked());
         // A stripe that was discarded and written in full since is destaged in place.
-        for stripe in postponed.keys().filter(|stripe| self.stripes.is_unwritten(**stripe)) {
+        for stripe in postponed.keys().filter(|stripe| !self.stripes.is_known_written(**stripe)) {
             let of = if overlay.is_parked(*stripe) { &mut parked } else { &mut to_destage };
             *of = *of - overlay.counts_of(*stripe);
         }

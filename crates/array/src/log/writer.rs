@@ -19,16 +19,15 @@ use crate::members::Members;
 use crate::place::SegmentNo;
 use crate::queue::{Count, EntryQueue, Item};
 use crate::site::Site;
-use crate::stripes::Stripes;
+use crate::stripes::{Pin, Stripes};
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Buf, LogSeq};
 use penstock_drive::Io;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Applies a durable entry to the stripes, and pins its segment for as long as the entry is needed.
-pub(crate) fn apply(stripes: &Stripes, chain: &Chain, entry: &Entry, segment: SegmentNo) {
-    stripes.apply(entry);
+/// Pins the segment of an entry that was applied, for as long as the entry is needed.
+pub(crate) fn pin_applied(chain: &Chain, entry: &Entry, segment: SegmentNo) {
     let mut segments = chain.segments_mut();
     segments.pin(segment);
     // The segment of a destage stays pinned until its strips are flushed.
@@ -89,7 +88,10 @@ impl LogWriter {
 
     /// Appends one record and flushes if somebody waits. Returns false if there was nothing to do.
     async fn step(&self) -> Result<bool, ArrayError> {
+        self.bound_unsaved_pages().await?;
         let items = self.queue.take(self.chain.free_blocks());
+        let entries = items.iter().filter(|item| item.reply.is_some()).flat_map(|item| &item.entries);
+        let _pages = self.pin(entries.collect()).await?;
         // One durable write instead of a write and a flush, where nothing older waits for the flush.
         let durable = self.queue.wants_flush_of(&items) && self.chain.durable() == self.chain.head().seq;
         if !items.is_empty() {
@@ -111,7 +113,8 @@ impl LogWriter {
             }
             self.chain.set_durable(upto);
             for entry in control.iter().flat_map(|item| &item.entries) {
-                apply(&self.stripes, &self.chain, entry, segment);
+                self.stripes.apply(entry);
+                pin_applied(&self.chain, entry, segment);
             }
             self.mark_durable();
             for reply in control.into_iter().filter_map(|item| item.reply) {
@@ -123,6 +126,26 @@ impl LogWriter {
         }
         self.context.signals.space.notify_waiters();
         Ok(true)
+    }
+
+    /// Writes a checkpoint if so many pages of the table were changed that they would take too much memory,
+    /// now or at the next opening.
+    async fn bound_unsaved_pages(&self) -> Result<(), ArrayError> {
+        match self.stripes.has_too_many_unsaved() {
+            true => self.checkpoints.write().await,
+            false => Ok(()),
+        }
+    }
+
+    /// The pages that these entries change: they are applied in the step in which they are durable. Waits
+    /// while a page cannot be read.
+    async fn pin(&self, entries: Vec<&Entry>) -> Result<Vec<Pin>, ArrayError> {
+        loop {
+            match self.stripes.pin_entries(entries.iter().copied()).await {
+                Err(error @ ArrayError::CannotRead { .. }) => self.context.suspend(error.to_string()).await?,
+                pinned => return pinned,
+            }
+        }
     }
 
     async fn flush_carriers(&self) -> Result<(), ArrayError> {

@@ -11,6 +11,7 @@
 //! Bound: a drive is listed once, and each judgement empties the list.
 
 use super::Members;
+use crate::table_memory::TableMemory;
 use penstock_base::rank::scoped;
 use penstock_base::{DriveId, Env};
 use penstock_drive::DriveHandle;
@@ -43,12 +44,28 @@ pub struct Roster {
     env: Env,
     arrays: RefCell<Vec<Weak<Members>>>,
     failing: RefCell<Vec<Failing>>,
+    table_memory: Rc<TableMemory>,
 }
 
 impl Roster {
     /// A roster without arrays; they enter it when they are opened.
     pub fn new(env: &Env) -> Rc<Self> {
-        Rc::new(Self { env: env.clone(), arrays: RefCell::default(), failing: RefCell::default() })
+        Self::with_table_memory(env, None)
+    }
+
+    /// The same, with so many bytes of memory for pages of stripe tables; as many as suit most stores if none
+    /// is given.
+    pub fn with_table_memory(env: &Env, bytes: Option<usize>) -> Rc<Self> {
+        Rc::new(Self {
+            env: env.clone(),
+            arrays: RefCell::default(),
+            failing: RefCell::default(),
+            table_memory: TableMemory::new(bytes),
+        })
+    }
+
+    pub(crate) fn table_memory(&self) -> &Rc<TableMemory> {
+        &self.table_memory
     }
 
     pub(crate) fn enter(&self, array: &Rc<Members>) {

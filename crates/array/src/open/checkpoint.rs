@@ -1,10 +1,10 @@
-//! Reading the last checkpoint: the newest root, and the table pages that it names.
+//! Reading the last checkpoint: the newest root, and the index of the table that it names. Pages of the table
+//! are read when they are needed.
 
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::index_page::IndexPage;
 use crate::format::root::Root;
-use crate::format::table_page::TablePage;
 use crate::format::without_far;
 use crate::stripes::{Stripes, pages};
 use futures_util::{StreamExt, stream};
@@ -63,15 +63,15 @@ fn newest_of(roots: &[(usize, Root)]) -> Option<Root> {
     copies.iter().rev().max_by_key(|root| votes(root)).map(|root| (*root).clone())
 }
 
-/// Loads the table that a root names, each page from a carrier that has it. Returns the number of copies that
-/// were asked for and are bad. A scrub of metadata asks for all.
-pub(super) async fn read_table(
+/// Loads the index of the table that a root names, each page from a carrier that has it. Returns the number
+/// of copies that were asked for and are bad. A scrub of metadata asks for all.
+pub(super) async fn read_index(
     context: &Context,
     stripes: &Stripes,
     root: &Root,
     carriers: &[Slice],
 ) -> Result<u64, ArrayError> {
-    stripes.table_mut().index_mut().load_top(root.table);
+    stripes.table_mut().load_root(root.seq, root.table, root.resets.clone());
     let (tree, mut bad) = (stripes.table().index().tree().clone(), 0);
     // From the top down: each level is proved by the one above.
     let mut level: Vec<u64> = Some(tree.top()).filter(|_| !root.table.is_none()).into_iter().collect();
@@ -80,32 +80,27 @@ pub(super) async fn read_table(
         let read = |run: &[u64]| {
             let table = stripes.table();
             let run: Vec<_> = run.iter().map(|page| (*page, table.index().page(*page))).collect();
-            async move { pages::read_run(context, carriers, &run).await }
+            async move {
+                let found = pages::read_run(context, carriers, &run).await;
+                run.into_iter().map(|(page, _)| page).zip(found).collect::<Vec<_>>()
+            }
         };
         let parent = |page: &u64| tree.parent(*page).map(|(parent, _)| parent);
         let runs = level.chunk_by(|one, next| parent(one) == parent(next)).map(read);
         let mut found = stream::iter(runs).buffered(RUNS_IN_FLIGHT);
         while let Some(run) = found.next().await {
-            for (page, read) in run? {
+            for (page, read) in run {
+                let read = read?;
                 bad += read.bad;
-                let (mut table, block) = (stripes.table_mut(), read.block);
-                let loaded = match tree.is_leaf(page) {
-                    true => TablePage::decode(&block).is_ok_and(|found| {
-                        let is_here = found.array == context.id && found.index == page;
-                        is_here && table.load_page(page, &found.words)
-                    }),
-                    false => {
-                        let loaded = IndexPage::decode(&block).is_ok_and(|found| {
-                            found.array == context.id && table.index_mut().load(page, found)
-                        });
-                        let is_named = |child: &u64| !table.index().page(*child).is_none();
-                        below.extend(tree.children(page).filter(is_named));
-                        loaded
-                    }
-                };
+                let mut table = stripes.table_mut();
+                let loaded = IndexPage::decode(&read.block)
+                    .is_ok_and(|found| found.array == context.id && table.index_mut().load(page, found));
                 if !loaded {
                     return Err(context.damaged(format!("stripe table page {page}")));
                 }
+                let is_of_index =
+                    |child: &u64| !tree.is_leaf(*child) && !table.index().page(*child).is_none();
+                below.extend(tree.children(page).filter(is_of_index));
             }
         }
         drop(found);

@@ -24,6 +24,8 @@ use crate::members::ownership::{AcceptedLoss, Claim, Lacking};
 use crate::members::{FoundLabels, Members};
 use crate::place::{MemberNo, MemberSet, Position};
 use crate::stripes::Stripes;
+use crate::stripes::census::StripeState;
+use crate::stripes::table::StripeTable;
 use crate::strips::{Erased, Part, Strips};
 use penstock_base::Stripe;
 use penstock_drive::{Class, Io, Slice};
@@ -35,6 +37,8 @@ pub(super) type LeftOut = (MemberNo, Slice);
 /// Stripes that an opening reads to see whether they are lost in any case. If there are more it does not go
 /// on.
 const MOST_READ: u64 = 1024;
+/// Lost stripes that are found with one look at the table.
+const FOUND_AT_A_TIME: usize = 4096;
 /// No further stripe is read after this time.
 const LONGEST_LOOK: Duration = Duration::from_secs(60);
 const IO: Io = Io::new(Class::Meta, "open.stripe");
@@ -106,9 +110,9 @@ pub(super) async fn check_loss(
     redo: &Redo,
 ) -> Result<(), ArrayError> {
     let gone = members.gone();
-    let mut lost = stripes.table().lost_without(gone, context.geo.m);
+    let mut lost = lost_without(context, stripes, gone).await?;
     if (1..=MOST_READ).contains(&lost) {
-        lost -= lost_anyway(context, stripes, strips, gone, redo).await;
+        lost -= lost_anyway(context, stripes, strips, gone, redo).await?;
     }
     if lost == 0 {
         return Ok(());
@@ -125,6 +129,36 @@ pub(super) async fn check_loss(
     Err(ArrayError::WouldLose { name: context.name.clone(), stripes: lost, which })
 }
 
+/// The first stripes from `from` on, at most `most`, with no more stale strips than the code can do without,
+/// that lack more without those of the `gone` members.
+async fn find_lost(
+    context: &Context,
+    stripes: &Stripes,
+    gone: MemberSet,
+    from: Stripe,
+    most: usize,
+) -> Result<Vec<Stripe>, ArrayError> {
+    let (m, layout) = (context.geo.m, &context.layout);
+    let may_have = |table: &StripeTable, page| table.most_lacking_of(page, gone) > m;
+    let is_lost = |stripe, state: StripeState| {
+        // Most stripes are told without their places.
+        state.stale.len() + gone.len() > m
+            && state.is_lost_without(layout, stripe, (MemberSet::NONE, gone), m)
+    };
+    stripes.find(from, most, may_have, is_lost).await
+}
+
+/// The number of stripes that [`find_lost`] finds.
+async fn lost_without(context: &Context, stripes: &Stripes, gone: MemberSet) -> Result<u64, ArrayError> {
+    let (mut lost, mut from) = (0, Stripe(0));
+    loop {
+        let found = find_lost(context, stripes, gone, from, FOUND_AT_A_TIME).await?;
+        let Some(last) = found.last() else { return Ok(lost) };
+        lost += found.len() as u64;
+        from = last.next();
+    }
+}
+
 /// The number of stripes among those lost without the `gone` members that cannot be read with them either.
 async fn lost_anyway(
     context: &Context,
@@ -132,17 +166,18 @@ async fn lost_anyway(
     strips: &Strips,
     gone: MemberSet,
     redo: &Redo,
-) -> u64 {
+) -> Result<u64, ArrayError> {
     let (mut lost, mut from, until) = (0, Stripe(0), context.env.now() + LONGEST_LOOK);
     while context.env.now() < until {
-        let next = stripes.table().find_lost_without(from, gone, context.geo.m);
-        let Some(stripe) = next else { break };
+        let next = find_lost(context, stripes, gone, from, 1).await?;
+        let Some(stripe) = next.first().copied() else { break };
+        let _pages = stripes.shared(stripe).await?;
         // Strips that the log writes again may be torn on the drives.
         let is_lost = !redo.contains(stripe) && !may_be_read(context, stripes, strips, stripe, gone).await;
         lost += u64::from(is_lost);
         from = stripe.next();
     }
-    lost
+    Ok(lost)
 }
 
 /// True if some column of a stripe could be read with the `gone` members here, as they were last. A strip

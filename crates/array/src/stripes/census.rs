@@ -1,6 +1,7 @@
-//! Counts of written stripes: the strips that they lack, and the strips on each member.
+//! Counts of written stripes: the strips that they lack, and the strips on members.
 //!
 //! Invariant: the counts are those of the stripes that were added and not removed since, each as it was then.
+//! Strips that are valid are counted only on the watched members.
 
 use crate::layout::Layout;
 use crate::members::StripsOn;
@@ -37,7 +38,7 @@ impl StripeState {
 
     /// True if no more than `most` strips are lacking without the `gone` members, and more are without the
     /// `absent` ones too.
-    pub(super) fn is_lost_without(
+    pub(crate) fn is_lost_without(
         self,
         layout: &Layout,
         stripe: Stripe,
@@ -59,23 +60,22 @@ impl StripeState {
 #[derive(Clone, Debug)]
 pub(crate) struct Census {
     absent: MemberSet,
+    watched: MemberSet,
     written: u64,
-    /// Stripes by the number of their stale strips.
-    by_stale: Vec<u64>,
     /// Stripes by the number of strips that are stale or on absent members.
     by_lacking: Vec<u64>,
     members: Vec<StripsOn>,
 }
 
 impl Census {
-    /// No stripe is written. Strips on the `absent` members will count as lacking.
-    pub(crate) fn new(layout: &Layout, absent: MemberSet) -> Self {
-        let none = vec![0; layout.strips() + 1];
+    /// No stripe is written. Strips on the `absent` members will count as lacking, and the strips on these
+    /// and on the `watched` members will be counted.
+    pub(crate) fn new(layout: &Layout, absent: MemberSet, watched: MemberSet) -> Self {
         Self {
             absent,
+            watched: watched.with(absent),
             written: 0,
-            by_stale: none.clone(),
-            by_lacking: none,
+            by_lacking: vec![0; layout.strips() + 1],
             members: vec![StripsOn::default(); layout.members()],
         }
     }
@@ -85,14 +85,14 @@ impl Census {
         self.absent
     }
 
+    /// Members on which all strips are counted.
+    pub(crate) fn watched(&self) -> MemberSet {
+        self.watched
+    }
+
     /// Written stripes.
     pub(crate) fn written(&self) -> u64 {
         self.written
-    }
-
-    /// The most stale strips of a stripe.
-    pub(crate) fn most_stale(&self) -> usize {
-        self.by_stale.iter().rposition(|stripes| *stripes > 0).unwrap_or(0)
     }
 
     /// Written stripes that lack a strip.
@@ -110,41 +110,60 @@ impl Census {
         self.by_lacking.iter().rposition(|stripes| *stripes > 0).unwrap_or(0)
     }
 
-    /// The strips on a member.
+    /// The strips on a member. Valid ones are counted only on a watched member.
     pub(crate) fn on(&self, member: MemberNo) -> StripsOn {
         self.members[member.index()]
     }
 
-    /// A stripe is written.
-    pub(super) fn add(&mut self, layout: &Layout, stripe: Stripe, state: StripeState) {
-        self.count(layout, stripe, state, |count| *count += 1);
+    /// So many stripes are written that lack nothing and have nothing moved. No member is watched.
+    pub(super) fn add_clean(&mut self, stripes: u64) {
+        assert!(self.watched.is_empty(), "strips on watched members are counted");
+        self.written += stripes;
+        self.by_lacking[0] += stripes;
     }
 
-    /// A stripe that was counted in this state is not in it any more.
-    pub(super) fn remove(&mut self, layout: &Layout, stripe: Stripe, state: StripeState) {
+    /// A stripe is written. Returns the number of strips that it lacks.
+    pub(super) fn add(&mut self, layout: &Layout, stripe: Stripe, state: StripeState) -> usize {
+        self.count(layout, stripe, state, |count| *count += 1)
+    }
+
+    /// A stripe that was counted in this state is not in it any more. Returns the number of strips that it
+    /// lacked.
+    pub(super) fn remove(&mut self, layout: &Layout, stripe: Stripe, state: StripeState) -> usize {
         self.count(layout, stripe, state, |count| {
             *count = count.checked_sub(1).expect("it was counted");
-        });
+        })
     }
 
-    fn count(&mut self, layout: &Layout, stripe: Stripe, state: StripeState, change: impl Fn(&mut u64)) {
+    fn count(
+        &mut self,
+        layout: &Layout,
+        stripe: Stripe,
+        state: StripeState,
+        change: impl Fn(&mut u64),
+    ) -> usize {
         let mut lacking = 0;
-        for (at, place) in layout.places(stripe, state.moves).enumerate() {
-            let (position, on) = (Position::new(at), &mut self.members[place.member.index()]);
-            let is_stale = state.stale.contains(position);
-            change(&mut on.strips);
-            if is_stale {
-                change(&mut on.stale);
+        // Most stripes of most arrays have all strips where they belong.
+        if !self.watched.is_empty() || state != StripeState::default() {
+            for (at, place) in layout.places(stripe, state.moves).enumerate() {
+                let (position, on) = (Position::new(at), &mut self.members[place.member.index()]);
+                let is_stale = state.stale.contains(position);
+                if self.watched.contains(place.member) {
+                    change(&mut on.strips);
+                }
+                if is_stale {
+                    change(&mut on.stale);
+                }
+                lacking += usize::from(is_stale || self.absent.contains(place.member));
             }
-            lacking += usize::from(is_stale || self.absent.contains(place.member));
+            for position in state.moves.moved().iter() {
+                let own = layout.own_place(stripe, position).member;
+                change(&mut self.members[own.index()].moved_away);
+            }
         }
         assert!(state.stale.len() <= lacking, "a stale strip is lacking");
-        for position in state.moves.moved().iter() {
-            let own = layout.own_place(stripe, position).member;
-            change(&mut self.members[own.index()].moved_away);
-        }
         change(&mut self.written);
-        change(&mut self.by_stale[state.stale.len()]);
         change(&mut self.by_lacking[lacking]);
+        lacking
     }
 }

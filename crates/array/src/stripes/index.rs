@@ -88,6 +88,19 @@ impl Index {
         self.nodes.iter().flat_map(of_node).chain(top)
     }
 
+    /// The first page of the table at or after `from` of which there is a committed copy.
+    pub(crate) fn next_named(&self, from: u64) -> Option<u64> {
+        let (first, slot) = self.tree.parent(from).filter(|_| self.tree.is_leaf(from))?;
+        let nodes = self.nodes.range(first..).take_while(|(page, _)| self.tree.level(**page) == 1);
+        let mut named = nodes.flat_map(|(page, node)| {
+            let slots = if *page == first { slot } else { 0 }..node.len();
+            slots
+                .filter(|slot| !node[*slot].is_none())
+                .map(|slot| self.tree.children(*page).start + slot as u64)
+        });
+        named.next()
+    }
+
     /// True for a page of which there is a committed copy, or which a checkpoint is writing.
     pub(crate) fn is_in_use(&self, page: u64) -> bool {
         !self.page(page).is_none() || self.writing.contains(&page)
@@ -225,6 +238,8 @@ mod tests {
         assert_eq!((index.top().written, index.page(0).place, index.page(last).place), (3, 1, 0));
         let named: BTreeSet<u64> = index.named().collect();
         assert_eq!(named, BTreeSet::from([0, 1, last, below, top - 1, top]));
+        let next = [0, 1, 2, last, last + 1].map(|from| index.next_named(from));
+        assert_eq!(next, [Some(0), Some(1), Some(last), Some(last), None]);
         // Without a written stripe there is no page.
         let none = index.update(ARRAY, 3, vec![(last, None)], BTreeSet::new());
         assert!(index.is_in_use(top - 1) && !index.is_in_use(2));

@@ -80,6 +80,14 @@ impl StripeMap {
         !self.table.is_written(stripe) && !self.pending.contains_key(&stripe)
     }
 
+    /// True if a stripe's strips are written, false if not; none if its page would have to be loaded.
+    pub(crate) fn knows_written(&self, stripe: Stripe) -> Option<bool> {
+        match self.pending.contains_key(&stripe) {
+            true => Some(true),
+            false => self.table.knows_written(stripe),
+        }
+    }
+
     /// Strips that are not valid.
     pub(crate) fn stale(&self, stripe: Stripe, life_of: impl Fn(MemberNo) -> Life) -> Positions {
         match self.pending.get(&stripe) {
@@ -213,6 +221,7 @@ impl StripeMap {
 mod tests {
     use super::*;
     use crate::geometry::{CreateSpec, Geometry};
+    use crate::table_memory::TableMemory;
     use std::rc::Rc;
 
     /// A stripe whose strips are on the members with their numbers.
@@ -221,7 +230,7 @@ mod tests {
     fn map() -> StripeMap {
         let spec = CreateSpec::new("t", 4, 2).unwrap();
         let geometry = Geometry::fit(&spec, 400 << 20).unwrap();
-        StripeMap::new(StripeTable::new(&geometry, &Rc::new(spec.layout)))
+        StripeMap::new(StripeTable::new(&geometry, &Rc::new(spec.layout), &TableMemory::new(None)))
     }
 
     fn pending(version: u64, lives: [Option<u64>; 6]) -> PendingFresh {

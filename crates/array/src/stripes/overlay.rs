@@ -232,6 +232,11 @@ impl Overlay {
         self.stripes.get(&stripe)?.blocks.get(&block)
     }
 
+    /// The dirty stripes, in no order.
+    pub(crate) fn stripes(&self) -> impl Iterator<Item = Stripe> {
+        self.stripes.keys().copied()
+    }
+
     pub(crate) fn has_stripe(&self, stripe: Stripe) -> bool {
         self.stripes.contains_key(&stripe)
     }

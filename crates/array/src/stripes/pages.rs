@@ -42,13 +42,14 @@ pub(crate) async fn read(
     Err(if is_unreadable { context.cannot_read(what) } else { context.damaged(what) })
 }
 
-/// Reads the committed copies of pages that one index page names, in ascending order, with few I/Os.
+/// Reads the committed copies of pages that one index page names, in ascending order, with few I/Os. The
+/// result has one for each of them.
 pub(crate) async fn read_run(
     context: &Context,
     carriers: &[Slice],
     run: &[(u64, PageRef)],
-) -> Result<Vec<(u64, ReadPage)>, ArrayError> {
-    let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return Ok(Vec::new()) };
+) -> Vec<Result<ReadPage, ArrayError>> {
+    let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return Vec::new() };
     let (len, carrier) = (to_usize(last - first + 1), to_usize(first % carriers.len().max(1) as u64));
     let mut pieces = [None, None];
     for (place, piece) in pieces.iter_mut().enumerate() {
@@ -66,13 +67,13 @@ pub(crate) async fn read_run(
         let block = piece.as_ref().map(|piece| piece.slice(at..at + BLOCK_BYTES));
         let is_bad = block.as_ref().is_some_and(|block| !named.names(block));
         let found = match block.filter(|_| !is_bad) {
-            Some(block) => ReadPage { block, bad: 0 },
+            Some(block) => Ok(ReadPage { block, bad: 0 }),
             None => {
-                let found = read(context, carriers, *page, *named).await?;
-                ReadPage { bad: found.bad.max(is_bad.into()), ..found }
+                let found = read(context, carriers, *page, *named).await;
+                found.map(|found| ReadPage { bad: found.bad.max(is_bad.into()), ..found })
             }
         };
-        pages.push((*page, found));
+        pages.push(found);
     }
-    Ok(pages)
+    pages
 }

@@ -1,17 +1,26 @@
-//! The stripe table in memory: for each stripe its stale strips, those in spare places, and the version of
-//! every strip.
+//! The stripe table: for each stripe its stale strips, those in spare places, and the version of every strip.
 //!
 //! It is kept by pages, as on the drives. A page without a written stripe takes no memory, there and here. A
 //! page whose stripes each have one version, no stale strip and all strips at their own places takes a word
 //! per stripe; any other page takes 3 + strips words per stripe.
 //!
+//! Pages are in memory as far as they are needed. Whoever looks at a stripe, or changes it, pins its page
+//! before ([`super::pins`]). A page that nobody pins and that the committed copy has as it is may leave the
+//! memory, those first that nobody has pinned since the last look.
+//!
+//! A member that is reset has every strip on it stale. Pages in memory are changed at once. Those that are
+//! not are changed when they are loaded: the table keeps, for each member, the first checkpoint that has its
+//! last reset, and a copy of an earlier checkpoint lacks it.
+//!
 //! Invariants:
 //! - a change is applied only when its log record is durable, so a page written by a checkpoint never claims
 //!   what the log could lose;
+//! - a page that was changed since the last committed checkpoint is in memory;
 //! - an unwritten stripe has no stale strip, and none that has moved;
-//! - the census counts every written stripe as it is in the table.
+//! - the count has every written stripe of the pages that it has come to, as it is in the table.
 
 use super::census::{Census, StripeState};
+use super::count::Count;
 use super::index::{Index, Update, agrees};
 use crate::format::index_page::PageRef;
 use crate::format::table_page::{TablePage, entry_words};
@@ -19,6 +28,7 @@ use crate::geometry::Geometry;
 use crate::layout::Layout;
 use crate::moves::Moves;
 use crate::place::{MemberNo, MemberSet, Position, Positions};
+use crate::table_memory::TableMemory;
 use penstock_base::num::{to_u8, to_u16, to_usize};
 use penstock_base::{ArrayId, Stripe, Version};
 use penstock_raid::MAX_STRIPS;
@@ -34,6 +44,33 @@ enum Page {
     Full(Box<[u64]>),
 }
 
+impl Page {
+    fn bytes(&self) -> usize {
+        let (Self::Uniform(words) | Self::Full(words)) = self;
+        size_of::<Resident>() + size_of_val::<[u64]>(words)
+    }
+}
+
+/// A page in memory.
+struct Resident {
+    page: Page,
+    /// It was pinned since the last look for pages that may go.
+    is_used: bool,
+}
+
+/// The next step of a count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counting {
+    /// All stripes are counted.
+    Done,
+    /// There are more.
+    More,
+    /// This page is needed, which is not in memory.
+    Wants(u64),
+}
+
+/// Pages looked at to find some that may leave the memory.
+const LOOK: usize = 64;
 const LONGEST_ENTRY: usize = entry_words(MAX_STRIPS);
 /// The words of an entry before its versions.
 const HEAD: usize = entry_words(0);
@@ -44,27 +81,54 @@ pub(crate) struct StripeTable {
     strips: usize,
     stripes: u64,
     stripes_per_page: u64,
-    /// Those with written stripes, and maybe some without.
-    pages: BTreeMap<u64, Page>,
+    /// Those in memory: with written stripes, and maybe some without.
+    pages: BTreeMap<u64, Resident>,
     /// Pages of the table or the index that the next checkpoint writes.
     dirty_pages: BTreeSet<u64>,
+    /// Pages of the table that changed before the checkpoint that is being written began.
+    begun: BTreeSet<u64>,
     index: Index,
-    census: Census,
+    /// Written stripes.
+    written: u64,
+    count: Count,
+    /// By member, the first checkpoint that has its last reset.
+    resets: BTreeMap<MemberNo, u64>,
+    /// The last checkpoint that began.
+    checkpoint: u64,
+    memory: Rc<TableMemory>,
+    /// The page at which the next look for pages that may go begins.
+    hand: u64,
+    /// Pages that are not in memory, and of which no carrier had the committed copy. Their stripes count as
+    /// lacking redundancy, whatever they lack.
+    damaged: BTreeSet<u64>,
 }
 
 impl StripeTable {
-    pub(crate) fn new(geometry: &Geometry, layout: &Rc<Layout>) -> Self {
-        let strips = geometry.strips();
+    pub(crate) fn new(geometry: &Geometry, layout: &Rc<Layout>, memory: &Rc<TableMemory>) -> Self {
         Self {
             layout: layout.clone(),
-            strips,
+            strips: geometry.strips(),
             stripes: geometry.stripes,
             stripes_per_page: geometry.stripes_per_page(),
             pages: BTreeMap::new(),
             dirty_pages: BTreeSet::new(),
+            begun: BTreeSet::new(),
             index: Index::new(geometry.page_tree()),
-            census: Census::new(layout, MemberSet::NONE),
+            written: 0,
+            count: Count::new(layout, geometry.table_pages()),
+            resets: BTreeMap::new(),
+            checkpoint: 0,
+            memory: memory.clone(),
+            hand: 0,
+            damaged: BTreeSet::new(),
         }
+    }
+
+    /// The table is that of checkpoint `seq`: its topmost page, and the resets of members that it has.
+    pub(crate) fn load_root(&mut self, seq: u64, top: PageRef, resets: BTreeMap<MemberNo, u64>) {
+        assert!(self.pages.is_empty(), "a table is loaded once");
+        self.index.load_top(top);
+        (self.checkpoint, self.written, self.resets) = (seq, top.written, resets);
     }
 
     /// A stripe's page, and its index there.
@@ -83,14 +147,127 @@ impl StripeTable {
         self.stripes.min((page + 1) * self.stripes_per_page) - page * self.stripes_per_page
     }
 
+    /// The range of the stripes of a page.
+    pub(crate) fn range_of(&self, page: u64) -> Range<Stripe> {
+        let first = page * self.stripes_per_page;
+        Stripe(first)..Stripe(first + self.stripes_in(page))
+    }
+
     /// The stripes of a page.
     fn stripes_of(&self, page: u64) -> impl Iterator<Item = Stripe> + use<> {
         Stripe(page * self.stripes_per_page).run(self.stripes_in(page))
     }
 
+    /// The page of a stripe.
+    pub(crate) fn page_of(&self, stripe: Stripe) -> u64 {
+        self.place_of(stripe).0
+    }
+
+    /// True if a page is not in memory and has written stripes.
+    pub(crate) fn lacks_page(&self, page: u64) -> bool {
+        !self.pages.contains_key(&page) && !self.index.page(page).is_none()
+    }
+
+    /// A page; none if no stripe of it is written.
+    ///
+    /// # Panics
+    /// If it is not in memory.
+    fn page(&self, page: u64) -> Option<&Page> {
+        let found = self.pages.get(&page);
+        assert!(
+            found.is_some() || !self.lacks_page(page),
+            "page {page} of the stripe table is not in memory"
+        );
+        found.map(|found| &found.page)
+    }
+
+    fn set_page(&mut self, page: u64, new: Page) {
+        let bytes = new.bytes();
+        let before = self.pages.insert(page, Resident { page: new, is_used: true });
+        self.memory.add(bytes);
+        self.memory.remove(before.map_or(0, |before| before.page.bytes()));
+    }
+
+    fn remove_page(&mut self, page: u64) {
+        if let Some(removed) = self.pages.remove(&page) {
+            self.memory.remove(removed.page.bytes());
+        }
+    }
+
+    /// Like [`Self::lacks_page`], for a page that is about to be used.
+    pub(crate) fn lacks_used_page(&mut self, page: u64) -> bool {
+        match self.pages.get_mut(&page) {
+            Some(page) => page.is_used = true,
+            None => return !self.index.page(page).is_none(),
+        }
+        false
+    }
+
+    /// Looks at some pages, and lets those leave the memory that are not needed, while there are too many.
+    pub(crate) fn give_up_pages(&mut self, is_pinned: impl Fn(u64) -> bool) {
+        for _ in 0..LOOK.min(self.pages.len()) {
+            if !self.memory.is_exceeded() {
+                return;
+            }
+            let next = self.pages.range(self.hand..).next().or_else(|| self.pages.first_key_value());
+            let Some(page) = next.map(|(page, _)| *page) else { return };
+            self.hand = page + 1;
+            let is_committed = !self.dirty_pages.contains(&page)
+                && !self.begun.contains(&page)
+                && !self.index.page(page).is_none();
+            if !is_committed || is_pinned(page) {
+                continue;
+            }
+            let resident = self.pages.get_mut(&page).expect("it was found");
+            match std::mem::take(&mut resident.is_used) {
+                true => {}
+                false => self.remove_page(page),
+            }
+        }
+    }
+
+    /// Pages in memory.
+    pub(crate) fn resident(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
+    /// Changed pages that no committed checkpoint has: they cannot leave the memory.
+    pub(crate) fn unsaved(&self) -> usize {
+        self.dirty_pages.len() + self.begun.len()
+    }
+
+    /// No carrier has the committed copy of a page.
+    pub(crate) fn set_damaged(&mut self, page: u64) {
+        assert!(self.lacks_page(page), "page {page} is in memory");
+        if self.damaged.insert(page) {
+            self.count_anew();
+        }
+    }
+
+    /// True if no carrier had the committed copy of a page, which is not in memory.
+    pub(crate) fn is_damaged(&self, page: u64) -> bool {
+        self.damaged.contains(&page)
+    }
+
+    /// Pages that are not in memory, and of which no carrier had the committed copy.
+    pub(crate) fn damaged(&self) -> u64 {
+        self.damaged.len() as u64
+    }
+
+    /// True if it is known that a stripe is written, or that it is not: by its page, or by all of it.
+    pub(crate) fn knows_written(&self, stripe: Stripe) -> Option<bool> {
+        let page = self.page_of(stripe);
+        if !self.lacks_page(page) {
+            return Some(self.is_written(stripe));
+        }
+        (self.index.page(page).written == self.stripes_in(page)).then_some(true)
+    }
+
+    /// # Panics
+    /// Like all that asks for a stripe: if its page is not in memory.
     pub(crate) fn is_written(&self, stripe: Stripe) -> bool {
         let (page, at) = self.place_of(stripe);
-        match self.pages.get(&page) {
+        match self.page(page) {
             None => false,
             Some(Page::Uniform(versions)) => versions[at] != 0,
             Some(Page::Full(words)) => words[self.words_of(at)][HEAD..].iter().any(|version| *version != 0),
@@ -109,7 +286,7 @@ impl StripeTable {
 
     fn state(&self, stripe: Stripe) -> StripeState {
         let (page, at) = self.place_of(stripe);
-        match self.pages.get(&page) {
+        match self.page(page) {
             None | Some(Page::Uniform(_)) => StripeState::default(),
             Some(Page::Full(words)) => StripeState::of(&words[self.words_of(at)]),
         }
@@ -118,7 +295,7 @@ impl StripeTable {
     /// The version of a strip; 0 in an unwritten stripe.
     pub(crate) fn version(&self, stripe: Stripe, position: Position) -> Version {
         let (page, at) = self.place_of(stripe);
-        Version(match self.pages.get(&page) {
+        Version(match self.page(page) {
             None => 0,
             Some(Page::Uniform(versions)) => versions[at],
             Some(Page::Full(words)) => words[self.words_of(at)][HEAD + position.index()],
@@ -129,7 +306,7 @@ impl StripeTable {
     fn entry(&self, stripe: Stripe) -> [u64; LONGEST_ENTRY] {
         let (mut entry, len) = ([0; LONGEST_ENTRY], entry_words(self.strips));
         let (page, at) = self.place_of(stripe);
-        match self.pages.get(&page) {
+        match self.page(page) {
             None => {}
             Some(Page::Uniform(versions)) => entry[HEAD..len].fill(versions[at]),
             Some(Page::Full(words)) => entry[..len].copy_from_slice(&words[self.words_of(at)]),
@@ -140,79 +317,175 @@ impl StripeTable {
     /// Puts an entry in, in the smallest form that its page can have with it.
     fn put_entry(&mut self, stripe: Stripe, entry: &[u64]) {
         let (page, at) = self.place_of(stripe);
-        let uniform =
-            entry[..HEAD] == [0; HEAD] && entry[HEAD..].iter().all(|version| *version == entry[HEAD]);
-        if !uniform && !matches!(self.pages.get(&page), Some(Page::Full(_))) {
-            self.pages.insert(page, Page::Full(self.page_words(page).into()));
+        if self.page(page).is_none() {
+            self.set_page(page, Page::Uniform(vec![0; to_usize(self.stripes_in(page))].into()));
         }
-        let (range, stripes) = (self.words_of(at), to_usize(self.stripes_in(page)));
-        match self.pages.entry(page).or_insert_with(|| Page::Uniform(vec![0; stripes].into())) {
+        if !is_uniform(entry) && matches!(self.page(page), Some(Page::Uniform(_))) {
+            self.set_page(page, Page::Full(self.page_words(page).into()));
+        }
+        let range = self.words_of(at);
+        match &mut self.pages.get_mut(&page).expect("it was put in").page {
             Page::Uniform(versions) => versions[at] = entry[HEAD],
             Page::Full(words) => words[range].copy_from_slice(entry),
         }
     }
 
-    /// Counts of the written stripes.
+    /// Counts of the written stripes, as far as [`Self::count_on`] has come.
     pub(crate) fn census(&self) -> &Census {
-        &self.census
+        self.count.census()
     }
 
-    /// Counts strips on these members as lacking from now on.
-    pub(crate) fn set_absent(&mut self, absent: MemberSet) {
-        if self.census.absent() == absent {
-            return;
+    /// True if all written stripes are counted.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.count.is_complete()
+    }
+
+    /// Written stripes.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Begins a count in which strips on the `absent` members are lacking, and strips on the `watched` ones
+    /// are counted.
+    pub(crate) fn begin_count(&mut self, absent: MemberSet, watched: MemberSet) {
+        self.count.begin(absent, watched);
+    }
+
+    /// The counts so far do not hold any more.
+    fn count_anew(&mut self) {
+        let (absent, watched) = (self.census().absent(), self.census().watched());
+        self.begin_count(absent, watched);
+    }
+
+    /// Counts the stripes of at most `most` more pages.
+    pub(crate) fn count_on(&mut self, most: usize) -> Counting {
+        for _ in 0..most {
+            let Some(page) = self.next_page(self.count.next()) else {
+                self.count.end();
+                break;
+            };
+            if self.damaged.contains(&page) {
+                self.count.add(page, &self.layout, std::iter::empty());
+            } else if self.lacks_page(page) {
+                let (written, all) = (self.index.page(page).written, self.stripes_in(page));
+                let is_clean = self.most_stale_of(page) == 0 && !self.may_have_moved(page);
+                if is_clean && !self.count.looks_at_places() {
+                    self.count.add_clean(page, written);
+                } else if is_clean && written == all {
+                    let stripes = Stripe(page * self.stripes_per_page).run(all);
+                    self.count.add(
+                        page,
+                        &self.layout,
+                        stripes.map(|stripe| (stripe, StripeState::default())),
+                    );
+                } else {
+                    return Counting::Wants(page);
+                }
+            } else {
+                let stripes: Vec<_> = self.written_in(page).collect();
+                self.count.add(page, &self.layout, stripes.into_iter());
+            }
         }
-        let mut census = Census::new(&self.layout, absent);
-        for stripe in self.written_from(Stripe(0)) {
-            census.add(&self.layout, stripe, self.state(stripe));
+        if self.is_counted() { Counting::Done } else { Counting::More }
+    }
+
+    /// The first page at or after `from` that has written stripes, or is in memory.
+    pub(crate) fn next_page(&self, from: u64) -> Option<u64> {
+        let resident = self.pages.range(from..).next().map(|(page, _)| *page);
+        let named = self.index.next_named(from);
+        resident.into_iter().chain(named).min()
+    }
+
+    /// The most strips that may be stale in a stripe of a page that is not in memory.
+    fn most_stale_of(&self, page: u64) -> usize {
+        let named = self.index.page(page);
+        let lacks = |(_, reset): &(&MemberNo, &u64)| named.checkpoint < **reset;
+        // A stripe has at most one strip on a member.
+        usize::from(named.most_stale) + self.resets.iter().filter(lacks).count()
+    }
+
+    /// False if all strips of a page are at their own places.
+    pub(crate) fn may_have_moved(&self, page: u64) -> bool {
+        match self.pages.get(&page) {
+            Some(Resident { page: Page::Uniform(_), .. }) => false,
+            Some(Resident { page: Page::Full(_), .. }) => true,
+            None => self.index.page(page).has_moves,
         }
-        assert_eq!(census.written(), self.census.written(), "the same stripes are counted again");
-        self.census = census;
     }
 
-    /// The first stripe at or after `from` that [`Self::lost_without`] counts.
-    pub(crate) fn find_lost_without(&self, from: Stripe, absent: MemberSet, most: usize) -> Option<Stripe> {
-        self.find_written(from, |stripe, state| self.is_lost_without(stripe, state, absent, most))
-    }
-
-    /// The number of stripes with at most `most` stale strips that lack more without those of the `absent`
-    /// members.
-    pub(crate) fn lost_without(&self, absent: MemberSet, most: usize) -> u64 {
-        let is_lost = |stripe: &Stripe| self.is_lost_without(*stripe, self.state(*stripe), absent, most);
-        match absent.len() + self.census.most_stale() > most {
-            true => self.written_from(Stripe(0)).filter(is_lost).count() as u64,
-            // Every stripe has at most one strip on a member.
-            false => 0,
+    /// The most strips that a stripe of a page may lack without the `absent` members.
+    pub(crate) fn most_lacking_of(&self, page: u64, absent: MemberSet) -> usize {
+        match self.count.worst_of(page).filter(|_| self.census().absent() == absent) {
+            Some(worst) => worst,
+            None if self.lacks_page(page) => self.most_stale_of(page) + absent.len(),
+            None => self.strips,
         }
     }
 
-    /// True if no more than `most` strips of a stripe are stale, and more are without those of the `absent`
-    /// members.
-    fn is_lost_without(&self, stripe: Stripe, state: StripeState, absent: MemberSet, most: usize) -> bool {
-        // Most stripes are told without their places.
-        state.stale.len() + absent.len() > most
-            && state.is_lost_without(&self.layout, stripe, (MemberSet::NONE, absent), most)
+    /// True if a stripe may lack a strip on another member than these. It does not, if this is false.
+    pub(crate) fn may_lack_beyond(&self, members: MemberSet) -> bool {
+        let others = self.layout.all_members().without(members);
+        let census = self.census();
+        others.iter().any(|member| census.on(member).stale > 0)
+            || self.pages_from(self.count.next()).any(|page| match self.lacks_page(page) {
+                true => {
+                    let lacks = |(member, reset): (&MemberNo, &u64)| {
+                        !members.contains(*member) && self.index.page(page).checkpoint < *reset
+                    };
+                    self.index.page(page).most_stale > 0 || self.resets.iter().any(lacks)
+                }
+                false => {
+                    self.written_in(page).any(|(stripe, state)| state.misses_on(&self.layout, stripe, others))
+                }
+            })
+    }
+
+    /// True if a stripe may be lost that has no more than `most` lacking strips without the `gone` members,
+    /// if the `others` go too. None is, if this is false.
+    pub(crate) fn may_lose(&self, gone: MemberSet, others: MemberSet, most: usize) -> bool {
+        let more = others.without(gone).len();
+        self.pages_from(0).filter(|page| self.most_lacking_of(*page, gone) + more > most).any(|page| {
+            let is_lost = |(stripe, state): (Stripe, StripeState)| {
+                state.is_lost_without(&self.layout, stripe, (gone, others), most)
+            };
+            self.lacks_page(page) || self.written_in(page).any(is_lost)
+        })
+    }
+
+    /// Pages from `from` on that have written stripes, or are in memory.
+    pub(crate) fn pages_from(&self, from: u64) -> impl Iterator<Item = u64> {
+        std::iter::successors(self.next_page(from), |page| self.next_page(page + 1))
+    }
+
+    /// The written stripes of a page, which is in memory.
+    pub(crate) fn written_in(&self, page: u64) -> impl Iterator<Item = (Stripe, StripeState)> {
+        let stripes = self.page(page).map(|_| self.stripes_of(page)).into_iter().flatten();
+        let written = stripes.filter(|stripe| self.is_written(*stripe));
+        written.map(|stripe| (stripe, self.state(stripe)))
     }
 
     fn change(&mut self, stripe: Stripe, change: impl FnOnce(&mut [u64])) {
-        let (was_written, before) = (self.is_written(stripe), self.state(stripe));
+        let page = self.page_of(stripe);
+        let before = self.is_written(stripe).then(|| self.state(stripe));
         let (mut entry, len) = (self.entry(stripe), entry_words(self.strips));
         change(&mut entry[..len]);
         self.put_entry(stripe, &entry[..len]);
-        let (is_written, after) = (self.is_written(stripe), self.state(stripe));
+        let after = self.is_written(stripe).then(|| self.state(stripe));
         assert!(
-            is_written || after == StripeState::default(),
+            after.is_some() || self.state(stripe) == StripeState::default(),
             "stripe {stripe} has stale or moved strips and holds nothing"
         );
-        if (was_written, before) != (is_written, after) {
-            if was_written {
-                self.census.remove(&self.layout, stripe, before);
-            }
-            if is_written {
-                self.census.add(&self.layout, stripe, after);
+        if before != after {
+            self.written = self.written + u64::from(after.is_some()) - u64::from(before.is_some());
+            if self.count.changed(page, &self.layout, stripe, (before, after)) {
+                let worst = self
+                    .written_in(page)
+                    .map(|(stripe, state)| state.lacking(&self.layout, stripe, self.census().absent()).len());
+                let worst = worst.max().unwrap_or(0);
+                self.count.set_worst(page, worst);
             }
         }
-        self.dirty_pages.insert(stripe.0 / self.stripes_per_page);
+        self.dirty_pages.insert(page);
     }
 
     /// All strips of an unwritten stripe were written under one version, but for the stale ones, and to these
@@ -266,34 +539,33 @@ impl StripeTable {
         });
     }
 
-    /// Marks the strips on a member stale in every written stripe.
+    /// Marks the strips on a member stale in every written stripe. Those of pages that are not in memory are
+    /// when these are loaded, and what was counted does not count any more.
     pub(crate) fn reset_member(&mut self, member: MemberNo) {
-        for stripe in self.written_from(Stripe(0)).collect::<Vec<_>>() {
-            let lost = self.layout.strips_on(stripe, self.moves(stripe), |on| on == member);
+        let resident: Vec<u64> = self.pages.keys().copied().collect();
+        let stripes: Vec<_> = resident.iter().flat_map(|page| self.written_in(*page)).collect();
+        for (stripe, state) in stripes {
+            let lost = self.layout.strips_on(stripe, state.moves, |on| on == member);
             if !lost.is_empty() {
                 self.set_stale(stripe, lost);
             }
         }
+        self.resets.insert(member, self.checkpoint + 1);
+        if self.pages_from(0).any(|page| self.lacks_page(page)) {
+            self.count_anew();
+        }
     }
 
-    /// Written stripes from `from` on.
-    fn written_from(&self, from: Stripe) -> impl Iterator<Item = Stripe> {
-        let pages = self.pages.range(from.0 / self.stripes_per_page..);
-        let stripes = pages.flat_map(|(page, _)| self.stripes_of(*page));
-        stripes.filter(move |stripe| *stripe >= from && self.is_written(*stripe))
+    /// By member, the first checkpoint that has its last reset.
+    pub(crate) fn resets(&self) -> &BTreeMap<MemberNo, u64> {
+        &self.resets
     }
 
-    /// The first written stripe at or after `from` for which `wanted` holds.
-    pub(crate) fn find_written(
-        &self,
-        from: Stripe,
-        wanted: impl Fn(Stripe, StripeState) -> bool,
-    ) -> Option<Stripe> {
-        self.written_from(from).find(|stripe| wanted(*stripe, self.state(*stripe)))
-    }
-
-    /// Has pages of the table or the index written by the next checkpoint, although they did not change.
+    /// Has pages of the table, which are in memory, or of the index written by the next checkpoint, although
+    /// they did not change.
     pub(crate) fn put_dirty(&mut self, pages: BTreeSet<u64>) {
+        let is_here = |page: &u64| !self.index.tree().is_leaf(*page) || !self.lacks_page(*page);
+        assert!(pages.iter().all(is_here), "{pages:?}");
         self.dirty_pages.extend(pages);
     }
 
@@ -320,6 +592,7 @@ impl StripeTable {
     /// The pages that checkpoint `seq` writes, as the table is now. It is the only one until
     /// [`Self::commit`].
     pub(crate) fn update(&mut self, array: ArrayId, seq: u64) -> Update {
+        assert!(seq > self.checkpoint && self.begun.is_empty(), "checkpoint {seq} after {}", self.checkpoint);
         let dirty = std::mem::take(&mut self.dirty_pages).into_iter();
         let (pages, of_index): (BTreeSet<u64>, BTreeSet<u64>) =
             dirty.partition(|page| self.index.tree().is_leaf(*page));
@@ -329,21 +602,26 @@ impl StripeTable {
             let block = || TablePage { array, index, checkpoint: seq, strips, words }.encode();
             (index, (!known.is_none()).then(|| (known, block())))
         };
-        let changed = pages.into_iter().map(made).collect();
+        let changed = pages.iter().copied().map(made).collect();
+        (self.begun, self.checkpoint) = (pages, seq);
         self.index.update(array, seq, changed, of_index)
     }
 
     /// The root with this update is durable.
     pub(crate) fn commit(&mut self, update: Update) {
-        for page in update.unwritten().iter().filter(|page| !self.dirty_pages.contains(page)) {
-            self.pages.remove(page);
+        self.begun.clear();
+        let unwritten = update.unwritten().iter().filter(|page| !self.dirty_pages.contains(page));
+        for page in unwritten.copied().collect::<Vec<_>>() {
+            self.remove_page(page);
         }
         self.index.commit(update);
     }
 
-    /// Fills a page that the index names from a checkpoint. Returns false, and changes nothing, if its length
-    /// is wrong, it disagrees with what is said of it, or an entry names a spare place that there is not.
-    pub(crate) fn load_page(&mut self, page: u64, words: &[u64]) -> bool {
+    /// Puts a page into memory that the index names, with these words of its committed copy. Returns false,
+    /// and changes nothing, if its length is wrong, it disagrees with what is said of it, or an entry names a
+    /// spare place that there is not.
+    pub(crate) fn load_page(&mut self, page: u64, mut words: Vec<u64>) -> bool {
+        assert!(!self.pages.contains_key(&page), "page {page} is in memory, and may be newer there");
         let len = entry_words(self.strips);
         let is_sound = |entry: &[u64]| {
             let state = StripeState::of(entry);
@@ -351,21 +629,46 @@ impl StripeTable {
             state.moves.iter().all(|(_, spare)| spare < self.layout.spares())
                 && (is_written || state == StripeState::default())
         };
+        let named = self.index.page(page);
         if words.len() as u64 != self.stripes_in(page) * len as u64
             || !words.chunks_exact(len).all(is_sound)
-            || !agrees(self.index.page(page), summary(self.strips, words))
+            || !agrees(named, summary(self.strips, &words))
         {
             return false;
         }
-        for (stripe, entry) in self.stripes_of(page).zip(words.chunks_exact(len)) {
-            // Many of a large table are unwritten.
-            if entry.iter().any(|word| *word != 0) || self.is_written(stripe) {
-                self.change(stripe, |target| target.copy_from_slice(entry));
+        let lacks = |(_, reset): &(&MemberNo, &u64)| named.checkpoint < **reset;
+        let reset: MemberSet = self.resets.iter().filter(lacks).map(|(member, _)| *member).collect();
+        if !reset.is_empty() {
+            for (stripe, entry) in self.stripes_of(page).zip(words.chunks_exact_mut(len)) {
+                let is_written = entry[HEAD..].iter().any(|version| *version != 0);
+                if is_written {
+                    let moves = StripeState::of(entry).moves;
+                    let lost = self.layout.strips_on(stripe, moves, |member| reset.contains(member));
+                    entry[0] |= lost.bits();
+                }
             }
         }
-        self.dirty_pages.remove(&page);
+        let page_words = match words.chunks_exact(len).all(is_uniform) {
+            true => Page::Uniform(words.chunks_exact(len).map(|entry| entry[HEAD]).collect()),
+            false => Page::Full(words.into()),
+        };
+        self.set_page(page, page_words);
+        if self.damaged.remove(&page) {
+            self.count_anew();
+        }
         true
     }
+}
+
+impl Drop for StripeTable {
+    fn drop(&mut self) {
+        self.memory.remove(self.pages.values().map(|resident| resident.page.bytes()).sum());
+    }
+}
+
+/// True if all strips of an entry have one version and are valid at their own places.
+fn is_uniform(entry: &[u64]) -> bool {
+    entry[..HEAD] == [0; HEAD] && entry[HEAD..].iter().all(|version| *version == entry[HEAD])
 }
 
 /// The facts that the index keeps of a table page with these words.
@@ -381,197 +684,4 @@ fn summary(strips: usize, words: &[u64]) -> PageRef {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::format::index_page::IndexPage;
-    use crate::geometry::CreateSpec;
-    use penstock_base::{Buf, Id128};
-    use penstock_layout::Shape;
-
-    const ARRAY: ArrayId = ArrayId(Id128([0xa7; 16]));
-    const SECOND: Positions = Positions::from_bits(0b10);
-    const WORDS: usize = 3 + 6;
-
-    fn spread() -> (Geometry, Rc<Layout>) {
-        let shape = Shape { members: 9, strips: 6, redundancy: 2, spares: 2, domains: 9 };
-        let bases = [vec![0, 1, 2, 3, 4, 5, 6, 7, 8], vec![4, 1, 8, 3, 0, 7, 6, 5, 2]];
-        let layout = Layout::declustered(shape, &bases).unwrap();
-        let spec = CreateSpec { layout: layout.clone(), ..CreateSpec::new("test", 4, 2).unwrap() };
-        (Geometry::fit(&spec, 300 << 20).unwrap(), Rc::new(layout))
-    }
-
-    /// Numbers below a bound.
-    fn random() -> impl FnMut(u64) -> u64 {
-        let mut state = 11u64;
-        move |bound: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % bound
-        }
-    }
-
-    fn is_written(entry: &[u64]) -> bool {
-        entry[HEAD..].iter().any(|version| *version != 0)
-    }
-
-    /// Random changes, each compared with a plain list of entries.
-    #[test]
-    fn every_form_of_a_page_gives_the_same_entries() {
-        let (geometry, layout) = spread();
-        let (stripes, per_page) = (geometry.stripes, geometry.stripes_per_page());
-        assert!(stripes > 2 * per_page && !stripes.is_multiple_of(per_page));
-        let mut below = random();
-        let mut table = StripeTable::new(&geometry, &layout);
-        let mut plain = vec![[0u64; WORDS]; stripes as usize];
-        let mut disk = BTreeMap::new();
-        for round in 1..6000u64 {
-            let number = below(stripes);
-            let stripe = Stripe(number);
-            let entry = &mut plain[number as usize];
-            let written = is_written(entry);
-            match below(10) {
-                0..4 => {
-                    table.set_fresh(stripe, Version(round), Positions::NONE, Moves::NONE);
-                    *entry = [0, 0, 0, round, round, round, round, round, round];
-                }
-                4 => {
-                    table.set_unwritten(stripe);
-                    *entry = [0; WORDS];
-                }
-                5 if round > 2000 => {
-                    table.set_stale(stripe, SECOND);
-                    entry[0] |= if written { 0b10 } else { 0 };
-                }
-                6 if round > 2000 && written => {
-                    table.set_versions(stripe, Positions::NONE, &[(Position::new(3), Version(round))]);
-                    entry[HEAD + 3] = round;
-                }
-                7 if written => {
-                    let spare = Some(below(2) as usize).filter(|_| round > 2000 && below(2) == 0);
-                    let moves = Moves::NONE.with(Position::new(1), spare);
-                    table.set_valid(stripe, SECOND, Version(round), moves);
-                    (entry[0], entry[HEAD + 1]) = (entry[0] & !0b10, round);
-                    entry[1..3].copy_from_slice(&moves.words());
-                }
-                8 if round % 97 == 0 => {
-                    let member = MemberNo::new(below(9) as usize);
-                    for (number, entry) in
-                        plain.iter_mut().enumerate().filter(|(_, entry)| is_written(*entry))
-                    {
-                        let places = layout.places(Stripe(number as u64), StripeState::of(entry).moves);
-                        let on = places.enumerate().filter(|(_, place)| place.member == member);
-                        on.for_each(|(at, _)| entry[0] |= 1 << at);
-                    }
-                    table.reset_member(member);
-                }
-                _ => {}
-            }
-            if round % 500 == 0 {
-                let gone: MemberSet = (0..below(3)).map(|_| MemberNo::new(below(9) as usize)).collect();
-                table.set_absent(gone);
-                for page in 0..geometry.table_pages() {
-                    let of_page = plain.chunks(per_page as usize).nth(page as usize).unwrap();
-                    assert_eq!(table.page_words(page), of_page.concat());
-                }
-                let update = table.update(ARRAY, round);
-                disk.extend(update.blocks().iter().map(|(page, _, block)| (*page, block.clone())));
-                table.commit(update);
-                let mut loaded = load(&geometry, &layout, table.index().top(), &disk);
-                loaded.set_absent(gone);
-                for table in [&table, &loaded] {
-                    check(table, &plain, gone);
-                }
-            }
-        }
-    }
-
-    /// The table that lies in these pages.
-    fn load(
-        geometry: &Geometry,
-        layout: &Rc<Layout>,
-        top: PageRef,
-        disk: &BTreeMap<u64, Buf>,
-    ) -> StripeTable {
-        let mut table = StripeTable::new(geometry, layout);
-        table.index_mut().load_top(top);
-        let tree = geometry.page_tree();
-        for page in (0..tree.pages()).rev().filter(|page| !tree.is_leaf(*page)) {
-            if !table.index().page(page).is_none() {
-                assert!(table.index_mut().load(page, IndexPage::decode(&disk[&page]).unwrap()));
-            }
-        }
-        for page in 0..geometry.table_pages() {
-            let words = || TablePage::decode(&disk[&page]).unwrap().words;
-            match table.index().page(page).is_none() {
-                true => assert!(!table.load_page(page, &[])),
-                false => {
-                    assert!(!table.load_page(page, &words()[1..]));
-                    assert!(table.load_page(page, &words()));
-                }
-            }
-        }
-        assert!(!table.has_dirty());
-        table
-    }
-
-    /// Compares a table with a plain list of its entries.
-    fn check(table: &StripeTable, plain: &[[u64; WORDS]], gone: MemberSet) {
-        let (mut on, mut by_lacking) = (vec![(0, 0, 0); 9], [0u64; 7]);
-        for (number, entry) in plain.iter().enumerate() {
-            let stripe = Stripe(number as u64);
-            assert_eq!(table.is_written(stripe), is_written(entry));
-            assert_eq!(
-                (table.stale(stripe).bits(), table.moves(stripe).words()),
-                (entry[0], [entry[1], entry[2]])
-            );
-            let versions = (0..6).map(|position| table.version(stripe, Position::new(position)).0);
-            assert!(versions.eq(entry[HEAD..].iter().copied()));
-            if !is_written(entry) {
-                continue;
-            }
-            let mut lacking = 0;
-            for (at, place) in table.layout.places(stripe, table.moves(stripe)).enumerate() {
-                let is_stale = entry[0] & 1 << at != 0;
-                let count = &mut on[place.member.index()];
-                (count.0, count.1) = (count.0 + 1, count.1 + u64::from(is_stale));
-                lacking += usize::from(is_stale || gone.contains(place.member));
-            }
-            by_lacking[lacking] += 1;
-            for at in table.moves(stripe).moved().iter() {
-                on[table.layout.own_place(stripe, at).member.index()].2 += 1;
-            }
-        }
-        let census = table.census();
-        let written: u64 = by_lacking.iter().sum();
-        assert_eq!((census.written(), census.lacking()), (written, written - by_lacking[0]));
-        assert_eq!(census.worst(), by_lacking.iter().rposition(|count| *count > 0).unwrap());
-        assert!((0..7).all(|lacking| census.lacking_exactly(lacking) == by_lacking[lacking]));
-        for (member, expected) in on.into_iter().enumerate() {
-            let found = census.on(MemberNo::new(member));
-            assert_eq!((found.strips, found.stale, found.moved_away), expected);
-        }
-        let stale = |entry: &[u64; WORDS]| entry[0].count_ones() as usize;
-        assert_eq!(census.most_stale(), plain.iter().map(stale).max().unwrap());
-    }
-
-    #[test]
-    fn a_page_that_names_a_spare_place_that_there_is_not_is_refused() {
-        let (geometry, layout) = spread();
-        let mut table = StripeTable::new(&geometry, &layout);
-        let mut words = table.page_words(0);
-        words[..3].copy_from_slice(&[0, 1, 2]);
-        words[HEAD..WORDS].fill(5);
-        let refs: Vec<PageRef> =
-            geometry.page_tree().children(geometry.page_tree().top()).map(|_| PageRef::NONE).collect();
-        let mut found =
-            IndexPage { array: ARRAY, index: geometry.page_tree().top(), checkpoint: 1, level: 1, refs };
-        found.refs[0] = PageRef { written: 1, has_moves: true, ..PageRef::NONE };
-        table.index_mut().load_top(found.refs[0]);
-        assert!(table.index_mut().load(found.index, found.clone()));
-        assert!(!table.load_page(0, &words));
-        words[2] = 1;
-        assert!(table.load_page(0, &words));
-        // Neither does an unwritten stripe lack a strip.
-        words[WORDS] = 1;
-        assert!(!table.load_page(0, &words));
-    }
-}
+mod tests;

@@ -154,9 +154,12 @@ impl Site {
         site
     }
 
-    /// Opens the array in `world`, without the disks in `lost`.
+    /// Opens the array in `world`, without the disks in `lost`. In every other opening no page of the stripe
+    /// table stays in memory that can be read again.
     pub async fn open(&self, world: &World, lost: &[usize]) -> Result<Machine, ArrayError> {
-        self.open_with(world, lost, &Roster::new(&world.env())).await
+        let memory = (world.below(2) == 1).then_some(1);
+        let roster = Roster::with_table_memory(&world.env(), memory);
+        self.open_with(world, lost, &roster).await
     }
 
     /// Like [`Self::open`], with a roster that several arrays may share.

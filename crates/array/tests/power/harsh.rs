@@ -499,8 +499,23 @@ fn the_newest_page_rots(k: usize, m: usize, lost: &[usize]) {
     }
     assert_eq!(rotten, 1, "one carrier is left");
     let world = World::new(7301);
-    let refused = world.run(async { site.open(&world, lost).await.map(|_| ()) }).unwrap();
-    assert!(matches!(refused, Err(ArrayError::Damaged { .. })), "{refused:?}");
+    // Nothing is read from the stripes of that page, everything else goes on, and the loss is told.
+    run(&world, async {
+        let machine = site.open(&world, lost).await?;
+        let refused = tags(&machine.volume, 0, 4).await;
+        assert!(matches!(refused, Err(ArrayError::Damaged { .. })), "{refused:?}");
+        write(&machine, 1, 7).await?;
+        machine.volume.flush().await?;
+        let others = geo.stripes_per_page() * machine.volume.stripe_blocks();
+        write(&machine, others, 5).await?;
+        machine.array.destage_and_checkpoint().await?;
+        assert_eq!(tags(&machine.volume, others, 1).await?, [5]);
+        let report = machine.array.report();
+        assert_eq!((report.state.word(), report.table_pages.1), ("failed", 1));
+        assert!(report.redundancy_debt_stripes > 0 && report.unreadable_stripes > 0);
+        machine.array.stop();
+        Ok(())
+    });
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod opened_pages;
 mod orders;
 mod outages;
 mod outdated;
+mod paging;
 mod pinned;
 mod replaced;
 mod room;

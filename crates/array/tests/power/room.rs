@@ -86,7 +86,7 @@ fn a_fresh_stripe_written_again_through_a_full_log_is_destaged() {
     in_time(2003, (4, 2), async |machine| {
         for round in 0..40 {
             let stripe = round % 12;
-            if machine.volume.is_unwritten(stripe) {
+            if machine.volume.is_unwritten(stripe).await? {
                 write_fresh(machine, stripe).await?;
             }
             for at in 0..60 {

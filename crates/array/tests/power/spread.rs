@@ -50,10 +50,10 @@ async fn check(machine: &Machine) -> Result<(), ArrayError> {
 
 /// Asserts that no two strips are at one place, and no two of a stripe on one member. Returns the members of
 /// all strips.
-fn places(machine: &Machine) -> BTreeSet<usize> {
+async fn places(machine: &Machine) -> BTreeSet<usize> {
     let mut all = BTreeSet::new();
     for stripe in (0..STRIPES).map(Stripe) {
-        let places = (0..6).map(|at| machine.array.place(stripe, Position::new(at))).collect::<Vec<_>>();
+        let places = machine.array.places(stripe).await.unwrap();
         assert_eq!(places.iter().map(|place| place.member).collect::<BTreeSet<_>>().len(), 6, "{stripe}");
         places.iter().for_each(|place| assert!(all.insert(*place), "{stripe} at {place:?}"));
     }
@@ -75,7 +75,7 @@ fn lost_strips_move_to_spare_places_and_come_back() {
         let report = machine.array.report();
         assert_eq!(report.state, ArrayState::Spared, "{report:?}");
         assert!(moved(machine)[3] > 0 && moved(machine).iter().sum::<u64>() == moved(machine)[3]);
-        assert!(!places(machine).contains(&3));
+        assert!(!places(machine).await.contains(&3));
         check(machine).await?;
         assert!(machine.array.scrub().await?.is_clean());
         machine.array.close().await
@@ -96,7 +96,7 @@ fn lost_strips_move_to_spare_places_and_come_back() {
         assert_eq!(machine.array.wait_rebuilt().await, 0);
         assert_eq!(moved(machine).iter().sum::<u64>(), 0, "all strips are back");
         assert_eq!(machine.array.report().state, ArrayState::Ok);
-        assert!(places(machine).contains(&3));
+        assert!(places(machine).await.contains(&3));
         check(machine).await?;
         assert!(machine.array.scrub().await?.is_clean());
         machine.array.close().await
@@ -114,7 +114,7 @@ fn as_many_members_as_there_are_spare_places_may_be_lost_in_turn_and_m_more() {
         for lost in [9, 4] {
             machine.array.fail_member(MemberNo::new(lost), "a test").await?;
             assert_eq!(machine.array.wait_rebuilt().await, 0, "without {lost}");
-            places(machine);
+            places(machine).await;
             check(machine).await?;
         }
         machine.array.fail_member(MemberNo::new(0), "a test").await?;
@@ -139,7 +139,7 @@ fn new_stripes_are_written_to_spare_places_at_once() {
         fill(machine).await?;
         machine.volume.flush().await?;
         assert_eq!(machine.array.redundancy_debt_stripes(), 0);
-        assert!(!places(machine).contains(&4) && moved(machine)[4] > 0);
+        assert!(!places(machine).await.contains(&4) && moved(machine)[4] > 0);
         machine.array.close().await
     })
     .unwrap();
@@ -160,7 +160,7 @@ fn spare_places_are_used_again() {
         for round in 0..20 {
             fill(machine).await?;
             assert_eq!(machine.array.wait_rebuilt().await, 0, "round {round}");
-            places(machine);
+            places(machine).await;
             check(machine).await?;
             machine.volume.discard(0, STRIPES, Discard::OnDrives).await?;
             assert_eq!(moved(machine)[2], 0);
@@ -217,7 +217,7 @@ fn a_power_cut_while_strips_move_loses_nothing() {
                         machine.replace(&new, 5, seed).await?;
                     }
                     assert_eq!(machine.array.wait_rebuilt().await, 0);
-                    places(&machine);
+                    places(&machine).await;
                     check(&machine).await?;
                     machine.array.close().await
                 });
@@ -262,10 +262,12 @@ fn the_most_endangered_stripes_are_rebuilt_first() {
         site.cut(&world);
         life(&site, 63, &[2, 8], async |machine| {
             let lost = [MemberNo::new(2), MemberNo::new(8)];
-            let lacking = |stripe| {
-                let on = |at| machine.array.place(Stripe(stripe), Position::new(at)).member;
-                (0..6).filter(|at| lost.contains(&on(*at))).count()
-            };
+            let mut lacking = Vec::new();
+            for stripe in (0..STRIPES).map(Stripe) {
+                let places = machine.array.places(stripe).await?;
+                lacking.push(places.iter().filter(|place| lost.contains(&place.member)).count());
+            }
+            let lacking = |stripe: u64| lacking[stripe as usize];
             let own = |stripe, at| machine.array.layout().own_place(Stripe(stripe), Position::new(at)).member;
             let lacked = |stripe| (0..6).filter(|at| lost.contains(&own(stripe, *at))).count();
             let begun = (0..STRIPES).filter(|stripe| lacked(*stripe) == 1 && lacking(*stripe) == 0).count();
@@ -300,7 +302,7 @@ fn members_that_fail_during_a_rebuild_are_rebuilt_too() {
                 check(machine).await?;
             }
             assert_eq!(machine.array.wait_rebuilt().await, 0, "{:?}", machine.array.report());
-            let used = places(machine);
+            let used = places(machine).await;
             assert!([13, 2, 7].iter().all(|lost| !used.contains(lost)), "{used:?}");
             check(machine).await?;
             assert!(machine.array.scrub().await?.is_clean());
@@ -392,7 +394,7 @@ fn lost_strips_without_a_place_wait_until_one_is_free() {
         machine.env.sleep(Duration::from_secs(200)).await;
         let left = machine.array.wait_rebuilt().await;
         assert!(left < lacking, "{left} of {lacking}");
-        places(machine);
+        places(machine).await;
         machine.array.close().await
     })
     .unwrap();
@@ -418,7 +420,7 @@ fn strips_that_are_being_brought_back_count_where_they_are() {
             }
             assert_eq!(machine.array.wait_rebuilt().await, 0);
             check(machine).await?;
-            places(machine);
+            places(machine).await;
             assert!(machine.array.scrub().await?.is_clean());
             machine.array.close().await?;
             Ok(machine.latched(4))

@@ -74,7 +74,7 @@ impl Storm {
         let (model, number, tag) = (&self.stripes[stripe], stripe as u64, self.next_tag.get());
         self.next_tag.set(tag + 1000);
         match world.below(10) {
-            0..5 if machine.volume.is_unwritten(number) => {
+            0..5 if machine.volume.knows_unwritten(number) == Some(true) => {
                 put(&mut model.borrow_mut(), 0, &(tag..tag + self.blocks).collect::<Vec<_>>());
                 match write_fresh(machine, number, tag).await {
                     Ok(()) => true,

@@ -15,8 +15,13 @@ fn idle_stripes(bench: &Bench, allocator: &Allocator) -> Vec<u64> {
     (0..bench.stripes()).filter(|stripe| allocator.is_idle(*stripe)).collect()
 }
 
-fn written_stripes(bench: &Bench) -> Vec<u64> {
-    (0..bench.stripes()).filter(|stripe| !bench.volume.is_unwritten(*stripe)).collect()
+async fn written_stripes(bench: &Bench) -> Vec<u64> {
+    bench.volume.written(0, usize::MAX).await.unwrap()
+}
+
+fn take_some_stripe(allocator: &Allocator) {
+    let stripe = allocator.space().last_empty(|_| true).unwrap();
+    assert!(allocator.space_mut().take_stripe(stripe));
 }
 
 #[test]
@@ -106,7 +111,7 @@ fn a_full_chunk_takes_stripes_that_were_written_before_first() {
         let mut taken = Vec::new();
         for _ in 0..4 {
             let stripe = allocator.take_empty_stripe(0).await.unwrap().unwrap();
-            assert!(bench.volume.is_unwritten(stripe), "stripe {stripe} can be written");
+            assert!(bench.volume.is_unwritten(stripe).await.unwrap(), "stripe {stripe} can be written");
             assert!(!allocator.space().is_empty(stripe), "stripe {stripe} is allocated");
             taken.push(stripe);
         }
@@ -124,7 +129,7 @@ fn an_idle_stripe_that_is_in_use_again_is_not_taken() {
         leave_idle(bench, &allocator, &[0, 1]).await;
         assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
         assert_eq!(allocator.take_empty_stripe(0).await.unwrap(), Some(1));
-        assert_eq!(written_stripes(bench), [0], "the stripe in use was not discarded");
+        assert_eq!(written_stripes(bench).await, [0], "the stripe in use was not discarded");
     });
 }
 
@@ -160,7 +165,7 @@ fn a_full_chunk_takes_no_space_that_others_have_reserved() {
         assert_eq!(allocator.discard_some(Discard::InTable).await.unwrap(), 1);
         allocator.reserve(full).unwrap();
         for _ in 0..headroom / STRIPE {
-            allocator.space_mut().allocate_stripe(|_| true).unwrap();
+            take_some_stripe(&allocator);
         }
         assert_eq!(allocator.take_empty_stripe(0).await.unwrap(), None);
         assert_eq!(idle_stripes(bench, &allocator), [2]);
@@ -207,10 +212,10 @@ fn a_discard_takes_no_space_that_is_reserved() {
         allocator.reserve(free - free / 50).unwrap();
         // Two stripes and a block are free beside the reservation.
         for _ in 0..free / 50 / STRIPE - 2 {
-            allocator.space_mut().allocate_stripe(|_| true).unwrap();
+            take_some_stripe(&allocator);
         }
         assert_eq!(allocator.discard_some(Discard::OnDrives).await.unwrap(), 2);
-        assert_eq!(written_stripes(bench), [6]);
+        assert_eq!(written_stripes(bench).await, [6]);
         assert_eq!(idle_stripes(bench, &allocator), [6]);
     });
 }
@@ -222,9 +227,9 @@ fn a_stripe_rests_before_its_space_goes_back_to_the_drives() {
         bench.env.spawn("target discard", Box::pin(allocator.clone().run()));
         leave_idle(bench, &allocator, &[1, 2, 9]).await;
         bench.env.sleep(REST - Duration::from_secs(1)).await;
-        assert_eq!(written_stripes(bench), [1, 2, 9]);
+        assert_eq!(written_stripes(bench).await, [1, 2, 9]);
         bench.env.sleep(REST + Duration::from_secs(3)).await;
-        assert_eq!(written_stripes(bench), []);
+        assert_eq!(written_stripes(bench).await, []);
         assert_eq!(idle_stripes(bench, &allocator), []);
         assert_eq!(allocator.discarded_stripes(), 3);
         assert_eq!(allocator.usage().free_blocks, bench.volume.blocks());
@@ -232,7 +237,7 @@ fn a_stripe_rests_before_its_space_goes_back_to_the_drives() {
         leave_idle(bench, &allocator, &[3]).await;
         allocator.stop();
         bench.env.sleep(REST * 4).await;
-        assert_eq!(written_stripes(bench), [3]);
+        assert_eq!(written_stripes(bench).await, [3]);
     });
 }
 
@@ -244,7 +249,7 @@ fn written_stripes_without_an_owner_are_found_at_a_start() {
             bench.write_stripe(stripe, 5).await;
         }
         assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
-        allocator.add_unowned();
+        allocator.add_unowned().await.unwrap();
         assert_eq!(idle_stripes(bench, &allocator), [3, 8], "stripe 0 has an owner");
     });
 }

@@ -6,12 +6,13 @@ use penstock_sim::seeds;
 fn small_runs_come_from_below_and_stripes_from_above() {
     let mut space = Space::new(64 * 4, 64);
     assert_eq!(space.allocate(10, |_| true), Some((0, 10)));
-    assert_eq!(space.allocate_stripe(|_| true), Some(3));
+    assert_eq!(space.last_empty(|_| true), Some(3));
+    assert!(space.take_stripe(3));
     assert_eq!(space.allocate(100, |_| true), Some((10, 54)));
     assert_eq!(space.allocate(1, |_| true), Some((64, 1)));
     assert_eq!(space.free((0, 64)), [0]);
     assert_eq!(space.allocate(1, |_| true), Some((65, 1)));
-    assert_eq!(space.allocate_stripe(|stripe| stripe != 2), Some(0));
+    assert_eq!(space.last_empty(|stripe| stripe != 2), Some(0));
 }
 
 #[test]
@@ -175,10 +176,13 @@ fn step(space: &mut Space, plain: &mut Plain, random: &mut Random) {
             run.into_iter().for_each(|run| plain.set(run, true));
         }
         4 => {
-            let stripe = space.allocate_stripe(usable);
+            let stripe = space.last_empty(usable);
             let highest = (0..STRIPES).rev().find(|stripe| plain.is_empty(*stripe) && usable(*stripe));
             assert_eq!(stripe, highest);
-            stripe.into_iter().for_each(|stripe| plain.set((stripe * STRIPE, STRIPE), true));
+            if let Some(stripe) = stripe {
+                assert!(space.take_stripe(stripe));
+                plain.set((stripe * STRIPE, STRIPE), true);
+            }
         }
         5 => {
             let taken = space.take_stripe(barred);

@@ -108,13 +108,18 @@ impl Fsck<'_> {
             (0..count.div_ceil(step)).map(move |at| (start + at * step, step.min(count - at * step)))
         };
         let unowned = survey.only_in(&survey.marked, &survey.owned);
-        // Stripes that were never written contain nothing.
-        let written = |(start, count): &Run| {
-            let per_stripe = self.volume.stripe_blocks();
-            (start / per_stripe..=(start + count - 1) / per_stripe)
-                .any(|stripe| !self.volume.is_unwritten(stripe))
-        };
-        Ok(unowned.into_iter().flat_map(cut).filter(written).take(most).collect())
+        let (per_stripe, mut runs) = (self.volume.stripe_blocks(), Vec::new());
+        for (start, count) in unowned.into_iter().flat_map(cut) {
+            if runs.len() == most {
+                break;
+            }
+            // Stripes that were never written contain nothing.
+            let written = self.volume.written(start / per_stripe, 1).await?;
+            if written.first().is_some_and(|stripe| *stripe <= (start + count - 1) / per_stripe) {
+                runs.push((start, count));
+            }
+        }
+        Ok(runs)
     }
 
     /// Returns map rows that make each run a chunk of `ino`, in order.
@@ -343,8 +348,7 @@ impl Fsck<'_> {
         // The blocks may be allocated only once the rows are durable.
         self.kv.flush().await?;
         self.load_bits(&survey.marked).await;
-        self.allocator.add_unowned();
-        Ok(())
+        self.allocator.add_unowned().await
     }
 }
 

@@ -4,7 +4,7 @@
 //! beyond its chunk or beyond the volume owns nothing.
 
 use crate::ChunkError;
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, STRIPES_AT_A_TIME};
 use crate::free::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
 use crate::rows::{
     ChunkKey, Counter, Extent, FileRow, ForeignKey, MapRow, Owner, all_accounts, all_files, all_groups,
@@ -401,11 +401,12 @@ impl Survey {
         }
         self.judge_bits();
         self.judge_counts();
-        self.judge_memory(volume, allocator);
+        self.judge_memory(allocator);
+        self.judge_stripes(volume, allocator).await?;
         Ok(self.check)
     }
 
-    fn judge_memory(&mut self, volume: &Volume, allocator: &Allocator) {
+    fn judge_memory(&mut self, allocator: &Allocator) {
         let space = allocator.space();
         let lacking = (0..space.groups()).filter(|group| !self.bad_groups.contains(group)).any(|group| {
             let words = self.marked.group(group).iter().zip(space.committed_group(group));
@@ -419,20 +420,33 @@ impl Survey {
                 "free space in memory disagrees with the bitmaps",
             );
         }
-        let per_stripe = volume.stripe_blocks();
+    }
+
+    async fn judge_stripes(&mut self, volume: &Volume, allocator: &Allocator) -> Result<(), ChunkError> {
+        let (per_stripe, mut from, mut bare) = (volume.stripe_blocks(), 0, 0u64);
         // Stripes that wait to be discarded are known, and those in a discard count as used.
-        let bare = |stripe: &u64| {
-            let blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
-            space.is_empty(*stripe)
-                && !allocator.is_idle(*stripe)
-                && !volume.is_unwritten(*stripe)
-                && blocks.into_iter().all(|block| !self.owned.get(block) && !self.marked.get(block))
-        };
-        let stripes = (0..volume.blocks() / per_stripe).filter(bare).count();
-        if stripes > 0 {
-            let text = format!("{stripes} stripes are written and hold nothing");
-            findings.add(FindingKind::WrittenFreeStripe, None, text);
+        let is_free = |stripe: u64| allocator.space().is_empty(stripe) && !allocator.is_idle(stripe);
+        loop {
+            let written = volume.written(from, STRIPES_AT_A_TIME).await?;
+            let Some(last) = written.last() else { break };
+            from = last + 1;
+            for stripe in written {
+                let mut blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
+                if is_free(stripe)
+                    && blocks.all(|block| !self.owned.get(block) && !self.marked.get(block))
+                    // It may have been discarded since it was found.
+                    && !volume.is_unwritten(stripe).await?
+                    && is_free(stripe)
+                {
+                    bare += 1;
+                }
+            }
         }
+        if bare > 0 {
+            let text = format!("{bare} stripes are written and hold nothing");
+            self.check.findings.add(FindingKind::WrittenFreeStripe, None, text);
+        }
+        Ok(())
     }
 }
 
@@ -445,13 +459,14 @@ pub(crate) async fn mark_unmarked(
     allocator: &Allocator,
     chunk_blocks: u32,
 ) -> Result<(), ChunkError> {
-    let stripes = volume.blocks() / volume.stripe_blocks();
-    let suspicious = {
-        let space = allocator.space();
-        (0..stripes).any(|stripe| space.is_empty(stripe) && !volume.is_unwritten(stripe))
-    };
-    if !suspicious {
-        return Ok(());
+    let mut from = 0;
+    loop {
+        let written = volume.written(from, STRIPES_AT_A_TIME).await?;
+        let Some(last) = written.last() else { return Ok(()) };
+        from = last + 1;
+        if written.iter().any(|stripe| allocator.space().is_empty(*stripe)) {
+            break;
+        }
     }
     let survey = Survey::read(volume, kv, chunk_blocks).await?;
     let unmarked = survey.only_in(&survey.owned, &survey.marked);

@@ -18,6 +18,7 @@ use penstock_base::{
 };
 use penstock_drive::copies::{COPY_BYTES, TwoCopies};
 use penstock_layout::Shape;
+use std::collections::BTreeMap;
 
 const ARRAY: ArrayId = ArrayId(Id128([0xa7; 16]));
 /// `descriptor`: covered by the label's checksum. An accepted one must also give a geometry or an error.
@@ -177,6 +178,8 @@ pub(super) const ROOT: Decoder = Decoder {
             table: TOP,
             epoch: Epoch(6),
             behind: MemberSet::one(MemberNo::new(200)),
+            applied: LogSeq(43),
+            resets: BTreeMap::from([(MemberNo::new(0), 1), (MemberNo::new(255), 3)]),
         };
         vec![root.encode().to_vec()]
     },

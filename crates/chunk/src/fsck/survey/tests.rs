@@ -222,7 +222,7 @@ fn counts_in_memory_and_written_stripes_are_compared_with_the_rows() {
         // A written stripe that is not in the allocator's set of idle stripes.
         bench.write_stripe(9, 1).await;
         assert_eq!(check().await, [Kind::WrittenFreeStripe]);
-        target.allocator.add_unowned();
+        target.allocator.add_unowned().await.unwrap();
         assert_eq!(check().await, [], "it waits to be discarded");
         // Memory lacks a block that the rows mark.
         target.allocator.space_mut().mark_unowned(1);

@@ -1,0 +1,320 @@
+//! Pages of the stripe table that are needed, and stripes with their pages.
+//!
+//! Invariant: a page is put into memory from the copy that the index names at that moment. While it was read,
+//! another caller may have loaded it, and changed it, and a checkpoint may have written it.
+
+use super::census::StripeState;
+use super::pages::{self, ReadPage};
+use super::pins::Pin;
+use super::table::Counting;
+use super::{StripeTable, Stripes};
+use crate::error::ArrayError;
+use crate::format::index_page::PageRef;
+use crate::format::record::Entry;
+use crate::format::table_page::TablePage;
+use crate::place::MemberNo;
+use crate::table_memory::PagesInMemory;
+use penstock_base::Stripe;
+use penstock_base::env::yield_now;
+use penstock_base::locks::{Exclusive, Shared};
+use penstock_base::rank::RankedKey;
+use penstock_drive::Slice;
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Pages that are looked at before other tasks run.
+const PAGES_AT_A_TIME: usize = 64;
+
+impl PagesInMemory for Stripes {
+    fn give_up_pages(&self) {
+        self.table_mut().give_up_pages(|page| self.pins.contains(page));
+    }
+}
+
+/// A locked stripe. Its page is in memory, and so are those of the stripes that share a row with it if it is
+/// locked exclusively.
+pub(crate) struct LockedStripe<G> {
+    _lock: RankedKey<G>,
+    _pages: Pin,
+}
+
+impl Stripes {
+    /// Locks a stripe for readers.
+    pub(crate) async fn shared(&self, stripe: Stripe) -> Result<LockedStripe<Shared<u64>>, ArrayError> {
+        let _lock = self.locks.shared(stripe.0).await;
+        Ok(LockedStripe { _lock, _pages: self.pin_stripe(stripe).await? })
+    }
+
+    /// Locks a stripe for whoever writes strips of it. Several are locked in ascending order.
+    pub(crate) async fn exclusive(&self, stripe: Stripe) -> Result<LockedStripe<Exclusive<u64>>, ArrayError> {
+        let _lock = self.locks.exclusive(stripe.0).await;
+        let pages = self.pages_of(self.context.layout.stripes_of_rows(stripe));
+        Ok(LockedStripe { _lock, _pages: self.pin(pages).await? })
+    }
+
+    /// A stripe's page.
+    pub(crate) async fn pin_stripe(&self, stripe: Stripe) -> Result<Pin, ArrayError> {
+        let page = self.table().page_of(stripe);
+        self.pin(page..page + 1).await
+    }
+
+    /// The pages of a range of stripes, of which there is one.
+    fn pages_of(&self, stripes: Range<Stripe>) -> Range<u64> {
+        assert!(stripes.start < stripes.end, "{stripes:?}");
+        let table = self.table();
+        table.page_of(stripes.start)..table.page_of(Stripe(stripes.end.0 - 1)) + 1
+    }
+
+    /// Pages for as long as the pin lives.
+    pub(crate) async fn pin(&self, pages: Range<u64>) -> Result<Pin, ArrayError> {
+        let pin = self.pins.pin(pages.clone());
+        let lacks_some = {
+            let mut table = self.table_mut();
+            pages.clone().fold(false, |lacks, page| lacks | table.lacks_used_page(page))
+        };
+        self.memory.make_room();
+        if lacks_some {
+            self.load(pages).await?;
+        }
+        Ok(pin)
+    }
+
+    /// The pages of the stripes that an entry changes; none if it changes no page.
+    fn pages_of_entry(&self, entry: &Entry) -> Option<Range<u64>> {
+        let stripes = match entry {
+            Entry::Data { .. } | Entry::Versions { .. } | Entry::MemberReset { .. } => return None,
+            Entry::Fresh { stripe, .. } | Entry::Destage { stripe, .. } | Entry::Strips { stripe, .. } => {
+                *stripe..stripe.next()
+            }
+            Entry::Discard { stripe, count, .. } => *stripe..Stripe(stripe.0 + count),
+        };
+        (stripes.start < stripes.end).then(|| self.pages_of(stripes))
+    }
+
+    /// The pages that these entries change.
+    pub(crate) async fn pin_entries(
+        &self,
+        entries: impl Iterator<Item = &Entry>,
+    ) -> Result<Vec<Pin>, ArrayError> {
+        let mut pins = Vec::new();
+        for pages in entries.filter_map(|entry| self.pages_of_entry(entry)) {
+            pins.push(self.pin(pages).await?);
+        }
+        Ok(pins)
+    }
+
+    async fn load(&self, pages: Range<u64>) -> Result<(), ArrayError> {
+        loop {
+            let missing: Vec<(u64, PageRef)> = {
+                let table = self.table();
+                let missing = pages.clone().filter(|page| table.lacks_page(*page));
+                missing.map(|page| (page, table.index().page(page))).collect()
+            };
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let carriers = self.carriers();
+            let parent = |page: u64| self.table().index().tree().parent(page).map(|(parent, _)| parent);
+            let mut failed = None;
+            for run in missing.chunk_by(|(one, _), (next, _)| parent(*one) == parent(*next)) {
+                for (of, read) in run.iter().zip(pages::read_run(&self.context, &carriers, run).await) {
+                    if let Err(error) = self.put_page(*of, read) {
+                        failed = Some(error);
+                    }
+                }
+            }
+            // All others are here.
+            if let Some(error) = failed {
+                return Err(error);
+            }
+        }
+    }
+
+    /// The carriers that have the pages of the table.
+    fn carriers(&self) -> Vec<Slice> {
+        let opening = self.opened_from.borrow();
+        let carriers: Vec<MemberNo> = match &*opening {
+            Some(carriers) => carriers.clone(),
+            None => self.members.live_carriers(),
+        };
+        carriers.into_iter().filter_map(|at| self.members.slice(at)).collect()
+    }
+
+    /// While an array is being opened these carriers have the pages of the table; none when it is open.
+    pub(crate) fn set_opened_from(&self, carriers: Option<Vec<MemberNo>>) {
+        self.opened_from.replace(carriers);
+    }
+
+    /// True if a page is not in memory, and the index names this copy of it.
+    fn is_as_named(&self, (page, named): (u64, PageRef)) -> bool {
+        let table = self.table();
+        table.lacks_page(page) && table.index().page(page) == named
+    }
+
+    fn put_page(
+        &self,
+        (page, named): (u64, PageRef),
+        read: Result<ReadPage, ArrayError>,
+    ) -> Result<(), ArrayError> {
+        if let Ok(read) = &read
+            && read.bad > 0
+        {
+            self.context.count(|counts| counts.checksum_errors += read.bad);
+            self.members.suspect_metadata();
+        }
+        // The copies may have been written over while they were read.
+        if !self.is_as_named((page, named)) {
+            return Ok(());
+        }
+        let loaded = read.and_then(|read| {
+            self.context.count(|counts| counts.table_reads += 1);
+            let found = TablePage::decode(&read.block).ok();
+            let found = found.filter(|found| found.array == self.context.id && found.index == page);
+            match found.is_some_and(|found| self.table_mut().load_page(page, found.words)) {
+                true => Ok(()),
+                false => Err(self.context.damaged(format!("stripe table page {page}"))),
+            }
+        });
+        if matches!(loaded, Err(ArrayError::Damaged { .. })) && !self.table().is_damaged(page) {
+            tracing::error!(array = self.context.name, page, "a page of the stripe table is lost");
+            self.members.suspect_metadata();
+            let stripes = self.table().range_of(page);
+            self.table_mut().set_damaged(page);
+            let lost = stripes.start.run(stripes.end.0 - stripes.start.0);
+            lost.for_each(|stripe| self.map_mut().set_unreadable(stripe));
+        }
+        loaded
+    }
+
+    /// True if more pages were changed since the last checkpoint than memory is meant for.
+    pub(crate) fn has_too_many_unsaved(&self) -> bool {
+        self.table().unsaved() >= self.memory.most_unsaved()
+    }
+
+    /// The first written stripes from `from` on, at most `most`, for which `wanted` holds. Only pages for
+    /// which `may_have` holds are looked at. The pages of all stripes that share a row with one are in memory
+    /// while that is asked for.
+    pub(crate) async fn find(
+        &self,
+        from: Stripe,
+        most: usize,
+        may_have: impl Fn(&StripeTable, u64) -> bool,
+        wanted: impl Fn(Stripe, StripeState) -> bool,
+    ) -> Result<Vec<Stripe>, ArrayError> {
+        let (mut found, mut looked_at) = (Vec::new(), 0);
+        if from.0 >= self.context.geo.stripes {
+            return Ok(found);
+        }
+        let mut page = self.table().page_of(from);
+        loop {
+            looked_at += 1;
+            if looked_at % PAGES_AT_A_TIME == 0 {
+                yield_now().await;
+            }
+            let wanted_page = {
+                let (table, mut last) = (self.table(), None);
+                let mut pages =
+                    table.pages_from(page).take(PAGES_AT_A_TIME).inspect(|page| last = Some(*page));
+                let wanted_page = pages.find(|page| may_have(&table, *page));
+                drop(pages);
+                let Some(last) = last else { return Ok(found) };
+                page = last + 1;
+                wanted_page
+            };
+            let Some(wanted_page) = wanted_page else { continue };
+            let beside = self.pages_beside(wanted_page);
+            let is_damaged = || beside.clone().any(|page| self.table().is_damaged(page));
+            let _pages = match self.pin(beside.clone()).await {
+                // Pages that are lost delay no others.
+                Err(ArrayError::Damaged { .. }) if is_damaged() => continue,
+                pinned => pinned?,
+            };
+            let written: Vec<_> = self.table().written_in(wanted_page).collect();
+            let stripes = written.into_iter().filter(|(stripe, _)| *stripe >= from);
+            let wanted = stripes.filter(|(stripe, state)| wanted(*stripe, *state));
+            found.extend(wanted.map(|(stripe, _)| stripe).take(most - found.len()));
+            if found.len() == most {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// The first stripes of a range, at most `most`, in which something is written: in their strips, or in
+    /// the log. In ascending order.
+    pub(crate) async fn written(&self, range: Range<Stripe>, most: usize) -> Result<Vec<Stripe>, ArrayError> {
+        let in_table = self.find(range.start, most, |_, _| true, |_, _| true).await?;
+        let end = match in_table.last() {
+            Some(last) if in_table.len() == most => last.next().min(range.end),
+            _ => range.end,
+        };
+        let (map, overlay) = (self.map(), self.overlay());
+        let pending = map.pending().map(|(stripe, _)| stripe);
+        let all = in_table.into_iter().chain(pending).chain(overlay.stripes());
+        let all: BTreeSet<Stripe> = all.filter(|stripe| (range.start..end).contains(stripe)).collect();
+        Ok(all.into_iter().take(most).collect())
+    }
+
+    /// A page, and those of the stripes that share rows with some of its own.
+    fn pages_beside(&self, page: u64) -> Range<u64> {
+        let (stripes, layout) = (self.table().range_of(page), &self.context.layout);
+        let (first, last) = (stripes.start, Stripe(stripes.end.0 - 1));
+        self.pages_of(layout.stripes_of_rows(first).start..layout.stripes_of_rows(last).end)
+    }
+
+    /// Begins to count anew if other members are gone, or if strips on other members are to be counted.
+    pub(super) fn refresh_count(&self) {
+        let gone = self.members.gone();
+        let watched = gone.with(self.members.stale());
+        let is_of_now = {
+            let table = self.table();
+            let census = table.census();
+            census.absent() == gone && watched.without(census.watched()).is_empty()
+        };
+        if is_of_now && self.table().is_counted() {
+            return;
+        }
+        let mut table = self.table_mut();
+        if !is_of_now {
+            table.begin_count(gone, watched);
+        }
+        if !table.is_counted() && table.count_on(4 * PAGES_AT_A_TIME) != Counting::Done {
+            self.context.signals.count.notify_one();
+        }
+    }
+
+    /// True if all stripes are counted, with the members that are gone now.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.refresh_count();
+        self.table().is_counted()
+    }
+
+    /// Counts some more stripes. Returns true if all are counted.
+    pub(crate) async fn count_some(&self) -> Result<bool, ArrayError> {
+        if self.is_counted() {
+            return Ok(true);
+        }
+        let counting = self.table_mut().count_on(PAGES_AT_A_TIME);
+        match counting {
+            Counting::Done => return Ok(true),
+            Counting::More => {}
+            Counting::Wants(page) => {
+                let end = self.context.geo.table_pages().min(page + PAGES_AT_A_TIME as u64);
+                let _pages = match self.pin(page..end).await {
+                    Err(ArrayError::Damaged { .. }) if self.table().is_damaged(page) => None,
+                    pinned => Some(pinned?),
+                };
+                self.table_mut().count_on(PAGES_AT_A_TIME);
+            }
+        }
+        yield_now().await;
+        Ok(false)
+    }
+
+    /// Waits until all stripes are counted.
+    pub(crate) async fn counted(&self) -> Result<(), ArrayError> {
+        while !self.count_some().await? {
+            self.context.check_open()?;
+        }
+        Ok(())
+    }
+}

@@ -2,6 +2,7 @@
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use penstock_base::text::{parse_code, parse_size};
+use penstock_node::Level;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -179,6 +180,24 @@ pub struct Up {
     /// Code of the data array of a new store: data+parity strips [default: chosen for the number of drives]
     #[arg(long, value_parser = parse_code)]
     pub code: Option<(usize, usize)>,
+    /// Level of a new store instead: 0, 1, 5, 6, 7.3, 10, 50, 60, 70, or a code as in 8+2
+    #[arg(long, conflicts_with = "code")]
+    pub level: Option<Level>,
+    /// Number of groups of drives of a new store, for levels 50, 60, 70 and codes [default: chosen]
+    #[arg(long, value_name = "N", requires = "level")]
+    pub groups: Option<usize>,
+    /// Drives of a new store whose contents have room on the others [default: chosen]
+    #[arg(long, value_name = "N")]
+    pub spares: Option<usize>,
+    /// Data in each strip of a new store, 4K to 1M, a power of two [default: chosen for the code]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub strip: Option<u64>,
+    /// Say how a new store would be made, and make nothing
+    #[arg(long, conflicts_with_all = ["mount", "detach", "port", "tcp"])]
+    pub dry_run: bool,
+    /// Rates of a drive that a rebuild is reckoned with by --dry-run, a second
+    #[arg(long, value_names = ["READ", "WRITE"], num_args = 2, value_parser = parse_size, requires = "dry_run", default_values = ["2G", "1G"])]
+    pub rates: Vec<u64>,
     /// Mount the file system at this empty directory
     #[arg(long)]
     pub mount: Option<PathBuf>,

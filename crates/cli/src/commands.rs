@@ -30,7 +30,7 @@ const DOWN: Duration = Duration::from_secs(120);
 pub fn run(args: Args) -> Result<ExitCode> {
     let Args { dir, api, json, command } = args;
     match command {
-        Command::Up(options) => return up::up(options, dir),
+        Command::Up(options) => return up::up(options, dir, json),
         Command::Mount(options) => return mount::mount(options, dir, api),
         // Other commands read its last argument; the guard does the same for all processes.
         Command::MountGuard { connection, thread, ends: _ } => {

@@ -4,7 +4,8 @@ use anyhow::Result;
 use penstock_bench::Line;
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, Event, FindingsReport, FsCheckProgress, FsCheckReport, FsReport,
-    JobReport, LatencyReport, ScrubSummary, SessionDetails, SessionReport, Severity, StatusReport,
+    JobReport, LatencyReport, PlanReport, ScrubSummary, SessionDetails, SessionReport, Severity,
+    StatusReport,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -198,6 +199,30 @@ pub fn tables(lines: &[penstock_bench::TableLine]) {
             line.report_us
         );
     }
+}
+
+pub fn plan(plan: &PlanReport, why: &str) {
+    println!("plan      {}", plan.plan);
+    println!("          {why}");
+    println!("drives    {} of {}, {} in all", plan.drives, size(plan.drive_bytes), size(plan.raw_bytes));
+    println!(
+        "usable    {}, {:.1} % of it; {:.2} bytes on drives for each byte of data",
+        size(plan.usable_bytes),
+        plan.usable_percent,
+        plan.overhead
+    );
+    println!("stripe    {} of data, in strips of {}", size(plan.stripe_bytes), size(plan.strip_bytes));
+    println!("survives  {}", plan.survives);
+    match plan.rebuild_seconds {
+        Some(seconds) => println!(
+            "rebuild   {} for a full drive, if each reads {}/s and writes {}/s beside everything else",
+            humantime::format_duration(std::time::Duration::from_secs_f64(seconds.ceil())),
+            size(plan.read_rate),
+            size(plan.write_rate)
+        ),
+        None => println!("rebuild   none: what a lost drive had is lost"),
+    }
+    println!("nothing was made");
 }
 
 pub fn drives(drives: &[DriveReport]) {

@@ -11,9 +11,9 @@ use penstock_drive::FileDrive;
 use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Event, EventFiles, EventKind, FileBacking, FileOwnership, ForOthers, Holding, InProcess,
-    Lacking, Node, Plan, ScrubFile, Severity, Start, StoreFile, StoreSpec, create_store, find_drives,
-    look_for_store,
+    Arrangement, Backing, DataLayout, DriveSet, Event, EventFiles, EventKind, FileBacking, FileOwnership,
+    ForOthers, Holding, InProcess, Lacking, Level, Node, Plan, ScrubFile, Severity, Start, StoreFile,
+    StoreSpec, create_store, find_drives, look_for_store,
 };
 use penstock_worker::{Worker, block_on};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -36,7 +36,10 @@ const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 const CROWD_PAUSE: Duration = Duration::from_millis(1);
 
 /// Starts an instance and returns when it has stopped.
-pub fn up(options: Up, dir: Option<PathBuf>) -> Result<ExitCode> {
+pub fn up(options: Up, dir: Option<PathBuf>, json: bool) -> Result<ExitCode> {
+    if options.dry_run {
+        return dry_run(&options, json);
+    }
     let dir = named(options.folder.clone(), dir)?;
     if options.mount.is_none() && (options.mount_as.read_only || options.mount_as.source.is_some()) {
         bail!("--read-only and --source are options of a mount: give --mount too");
@@ -273,8 +276,7 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
         None => look_for_store(env, &*backing, &paths, &*ownership).await,
     };
     if found != Holding::Store {
-        let plan = wanted_plan(options)?;
-        let spec = StoreSpec::new(&plan, options.drive_size.unwrap_or(4 << 30))?;
+        let (plan, spec) = wanted_store(options)?;
         paths = new_paths(folder, &spec)?;
         note!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
         let made: StoreId = create_store(env, &*backing, &spec, &paths, &found).await?;
@@ -293,6 +295,7 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let node = how.open(env, backing, candidates, ownership).await?;
     let found = StoreFile::of(node.drive_set());
     refuse_other_parameters(&found, options)?;
+    refuse_other_layout(node.drive_set(), options)?;
     found.save(&folder.path).map_err(|why| anyhow!(why))?;
     let dir = folder.path.clone();
     node.keep_places(move |drives| StoreFile::of(drives).save(&dir));
@@ -302,21 +305,51 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
 /// Drives of a new store if nothing is said of them.
 const DRIVES: usize = 6;
 
-fn wanted_plan(options: &Up) -> Result<Plan> {
-    Ok(match (options.drives, options.code) {
-        (Some(drives), Some((k, m))) => Plan::of_code(drives, k, m)?,
-        (None, Some((k, m))) => Plan::of_code(k + m, k, m)?,
-        (drives, None) => Plan::for_drives(drives.unwrap_or(DRIVES))?,
-    })
+/// Size of a drive of a new store if nothing is said of it.
+const DRIVE_BYTES: u64 = 4 << 30;
+
+/// The level that is asked for.
+fn level(options: &Up) -> Option<Level> {
+    options.level.or(options.code.map(|(k, m)| Level::Code(k, m)))
+}
+
+/// The plan and the parameters of a new store.
+fn wanted_store(options: &Up) -> Result<(Plan, StoreSpec)> {
+    let plan = match level(options) {
+        Some(level) => level.plan(options.drives.unwrap_or(level.default_drives()), options.groups)?,
+        None => Plan::for_drives(options.drives.unwrap_or(DRIVES))?,
+    };
+    let plan = match options.spares {
+        Some(spares) => plan.with_spares(spares)?,
+        None => plan,
+    };
+    let spec = StoreSpec::with_strips(&plan, options.drive_size.unwrap_or(DRIVE_BYTES), options.strip)?;
+    assert_eq!(spec.drives(), plan.drives(), "{plan:?}");
+    Ok((plan, spec))
 }
 
 /// Why a new store has the plan that it has.
 fn why(options: &Up) -> &'static str {
-    match (options.drives, options.code) {
+    match (options.drives, level(options)) {
         (_, Some(_)) => "as asked for",
-        (Some(_), None) => "chosen for that number of drives; --code asks for another code",
-        (None, None) => "the default; --drives and --code ask for others",
+        (Some(_), None) => "chosen for that number of drives; --level or --code ask for another code",
+        (None, None) => "the default; --drives, --level and --code ask for others",
     }
+}
+
+fn dry_run(options: &Up, json: bool) -> Result<ExitCode> {
+    let (plan, spec) = wanted_store(options)?;
+    let [read, write] = options.rates[..] else { bail!("--rates takes two rates") };
+    if read == 0 || write == 0 {
+        bail!("--rates: a drive reads and writes something");
+    }
+    let report = spec.report(&plan, read, write)?;
+    assert!(report.usable_bytes < report.raw_bytes, "{report:?}");
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => crate::show::plan(&report, why(options)),
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn new_paths(folder: &Folder, spec: &StoreSpec) -> Result<Vec<String>> {
@@ -329,10 +362,17 @@ fn new_paths(folder: &Folder, spec: &StoreSpec) -> Result<Vec<String>> {
 
 fn refuse_other_parameters(file: &StoreFile, options: &Up) -> Result<()> {
     let mut wrong = Vec::new();
-    if let Some((k, m)) = options.code
+    if let Some(Level::Code(k, m)) = level(options)
         && file.code != format!("{k}+{m}")
     {
         wrong.push(format!("its code is {}, not {k}+{m}", file.code));
+    } else if let Some(level) = level(options)
+        && !matches!(level, Level::Code(..))
+    {
+        let (k, m) = level.plan(file.drives.len(), options.groups)?.code();
+        if file.code != format!("{k}+{m}") {
+            wrong.push(format!("its code is {}, and level {level} on its drives is {k}+{m}", file.code));
+        }
     }
     if let Some(drives) = options.drives
         && file.drives.len() != drives
@@ -344,6 +384,10 @@ fn refuse_other_parameters(file: &StoreFile, options: &Up) -> Result<()> {
     {
         wrong.push(format!("its drives have {} bytes, not {bytes}", file.drive_bytes));
     }
+    refuse(&wrong)
+}
+
+fn refuse(wrong: &[String]) -> Result<()> {
     match wrong.is_empty() {
         true => Ok(()),
         false => bail!(
@@ -351,6 +395,32 @@ fn refuse_other_parameters(file: &StoreFile, options: &Up) -> Result<()> {
             wrong.join("; ")
         ),
     }
+}
+
+/// Refuses options that ask for another layout or other strips than the data array has.
+fn refuse_other_layout(drives: &DriveSet, options: &Up) -> Result<()> {
+    let Some(made) = DataLayout::of(drives) else { return Ok(()) };
+    let mut wrong = Vec::new();
+    let (groups, spares) = match made.arrangement {
+        Arrangement::Groups(groups) => (groups, 0),
+        Arrangement::Declustered { spares } => (0, spares),
+    };
+    if let Some(wanted) = options.spares
+        && wanted != spares
+    {
+        wrong.push(format!("it has spare space for {spares} drives, not {wanted}"));
+    }
+    if let Some(wanted) = options.groups
+        && wanted != groups
+    {
+        wrong.push(format!("its layout is {}, not {wanted} groups", made.layout));
+    }
+    if let Some(wanted) = options.strip
+        && wanted != made.strip_bytes
+    {
+        wrong.push(format!("its strips have {} bytes, not {wanted}", made.strip_bytes));
+    }
+    refuse(&wrong)
 }
 
 /// Starts the same command in the background and returns when it is ready.

@@ -9,6 +9,7 @@ use crate::backing::{Backing, Found, read_superblock};
 use crate::error::StartError;
 use crate::holding::Holding;
 use crate::plan::Plan;
+use crate::report::PlanReport;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{ArrayError, CreateSpec, Geometry, create};
 use penstock_base::env::random_id;
@@ -21,11 +22,18 @@ use std::rc::Rc;
 
 /// Smallest drive in bytes: two logs, their tables and some stripes must fit.
 pub const MIN_DRIVE_BYTES: u64 = 256 << 20;
+/// Most data blocks in a strip, unless asked for.
 const STRIP_BLOCKS: u32 = 64;
+/// The same of codes with more than eight data strips. With fewer blocks trailers would take much of the
+/// space, and with more a stripe would have many MiB.
+const LONG_STRIP_BLOCKS: u32 = 32;
 /// Least bytes of a metadata slice.
 const LEAST_META_BYTES: u64 = 96 << 20;
 /// Data blocks in a stripe (1 MiB), if the bounds on strips allow it.
 const STRIPE_BLOCKS: usize = 256;
+
+/// Most data bytes of a strip.
+const MOST_STRIP_BYTES: u64 = 1 << 20;
 
 /// Segments of a log, or more if the code needs more.
 const SEGMENTS: u64 = 32;
@@ -44,19 +52,35 @@ pub struct StoreSpec {
 }
 
 impl StoreSpec {
-    /// A store of this plan on drives of `drive_bytes` each. Refused if they are too small.
+    /// A store of this plan on drives of `drive_bytes` each, with strips of a suitable size. Refused if the
+    /// drives are too small.
     pub fn new(plan: &Plan, drive_bytes: u64) -> Result<Self, StartError> {
+        Self::with_strips(plan, drive_bytes, None)
+    }
+
+    /// The same with strips of so many bytes of data in the data array, if given.
+    pub fn with_strips(plan: &Plan, drive_bytes: u64, strip_bytes: Option<u64>) -> Result<Self, StartError> {
         let (k, m) = plan.code();
+        let block = BLOCK_BYTES as u64;
+        if let Some(bytes) = strip_bytes
+            && !(bytes.is_power_of_two() && (block..=MOST_STRIP_BYTES).contains(&bytes))
+        {
+            return Err(StartError::Refused(format!(
+                "a strip has 4 KiB to 1 MiB of data, and that is a power of two, not {bytes} bytes"
+            )));
+        }
         if drive_bytes < MIN_DRIVE_BYTES {
             return Err(StartError::Refused(format!(
                 "drives of {drive_bytes} bytes are too small: a store needs {} MiB each",
                 MIN_DRIVE_BYTES >> 20
             )));
         }
-        let strip_blocks = match STRIPE_BLOCKS.is_multiple_of(k) && STRIPE_BLOCKS / k <= 256 {
-            true => to_u32((STRIPE_BLOCKS / k).min(STRIP_BLOCKS as usize)),
-            false => STRIP_BLOCKS,
+        let strip_blocks = match STRIPE_BLOCKS.is_multiple_of(k) {
+            true => to_u32(STRIPE_BLOCKS / k).clamp(LONG_STRIP_BLOCKS, STRIP_BLOCKS),
+            false if k < STRIPE_BLOCKS / LONG_STRIP_BLOCKS as usize => STRIP_BLOCKS,
+            false => LONG_STRIP_BLOCKS,
         };
+        let strip_blocks = strip_bytes.map_or(strip_blocks, |bytes| to_u32(bytes / block));
         let log_bytes = (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20);
         let array = |name: &str, role, plan: &Plan, strip_blocks, first_carrier| {
             let (k, m) = plan.code();
@@ -90,6 +114,39 @@ impl StoreSpec {
             fit_log(array, slice_bytes)?;
         }
         Ok(spec)
+    }
+
+    /// Bytes of data that fit into the data array.
+    pub fn data_bytes(&self) -> Result<u64, StartError> {
+        let slice = self.data_slice();
+        let geometry = Geometry::fit(&self.data, slice.end - slice.start)?;
+        Ok(geometry.stripes * u64::from(geometry.stripe_blocks()) * BLOCK_BYTES as u64)
+    }
+
+    /// The store in figures, as it would be made by this plan. A rebuild may read and write each drive at
+    /// these rates, in bytes per second.
+    pub fn report(&self, plan: &Plan, read_rate: u64, write_rate: u64) -> Result<PlanReport, StartError> {
+        let (usable_bytes, drives) = (self.data_bytes()?, plan.drives() as u64);
+        let raw_bytes = drives * self.drive_bytes;
+        let slice = self.data_slice();
+        let stripe_bytes = u64::from(self.data.strip_blocks) * (self.data.k * BLOCK_BYTES) as u64;
+        let full = (slice.end - slice.start) as f64;
+        Ok(PlanReport {
+            drives,
+            drive_bytes: self.drive_bytes,
+            code: format!("{}+{}", self.data.k, self.data.m),
+            plan: plan.describe(),
+            strip_bytes: stripe_bytes / self.data.k as u64,
+            stripe_bytes,
+            raw_bytes,
+            usable_bytes,
+            usable_percent: 100.0 * usable_bytes as f64 / raw_bytes as f64,
+            overhead: raw_bytes as f64 / usable_bytes as f64,
+            survives: plan.survives(),
+            read_rate,
+            write_rate,
+            rebuild_seconds: plan.rebuild_seconds(full, read_rate as f64, write_rate as f64),
+        })
     }
 
     /// Number of drives.
@@ -247,6 +304,23 @@ mod tests {
                 let mib = drive_bytes >> 20;
                 spec.unwrap_or_else(|error| panic!("{k}+{m} on drives of {mib} MiB: {error}"));
             }
+        }
+    }
+
+    #[test]
+    fn a_store_has_strips_of_the_size_that_is_asked_for() {
+        let plan = Plan::of_code(6, 4, 2).unwrap();
+        for kib in [4, 8, 64, 128, 1024] {
+            let spec = StoreSpec::with_strips(&plan, 1 << 40, Some(kib << 10)).unwrap();
+            assert_eq!(u64::from(spec.data.strip_blocks) * 4, kib);
+            let raw = 6u64 << 40;
+            let share = spec.data_bytes().unwrap() as f64 / raw as f64;
+            // A trailer block for each strip, and the rest of a drive for metadata.
+            let expected = 4.0 / 6.0 * (kib as f64 / (kib as f64 + 4.0));
+            assert!((0.8..1.0).contains(&(share / expected)), "{kib} KiB: {share} of {expected}");
+        }
+        for bytes in [0, 512, 4095, 4097, 12 << 10, 2 << 20, u64::MAX] {
+            assert!(StoreSpec::with_strips(&plan, 1 << 40, Some(bytes)).is_err(), "{bytes}");
         }
     }
 

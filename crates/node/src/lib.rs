@@ -15,6 +15,7 @@
 mod backing;
 mod coordination;
 mod damage;
+mod data_layout;
 mod drive_set;
 mod error;
 mod event;
@@ -27,6 +28,7 @@ mod inspect;
 mod latency;
 mod layout;
 mod leases;
+mod level;
 mod node;
 mod plan;
 mod report;
@@ -40,6 +42,7 @@ mod watch;
 
 pub use backing::{Backing, FileBacking, Found};
 pub use coordination::{Claims, FileOwnership};
+pub use data_layout::DataLayout;
 pub use drive_set::DriveSet;
 pub use error::{AdminError, StartError};
 pub use event::{Event, EventKind, Severity};
@@ -48,13 +51,14 @@ pub use events::Events;
 pub use holding::Holding;
 pub use inspect::{Detail, inspect};
 pub use layout::{StoreSpec, create_store};
+pub use level::Level;
 pub use node::Node;
 pub use penstock_array::Lacking;
 pub use plan::{Arrangement, Plan};
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
-    MemberReport, ScrubSummary, SessionDetails, SessionReport, SpaceReport, StatusReport,
+    MemberReport, PlanReport, ScrubSummary, SessionDetails, SessionReport, SpaceReport, StatusReport,
 };
 pub use scrub_record::ScrubRecord;
 pub use scrubs::{ScrubFile, ScrubKeeper};

@@ -156,6 +156,33 @@ pub struct MemberReport {
     pub moved_strips: u64,
 }
 
+/// A pool as it would be made: `up --dry-run`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanReport {
+    pub drives: u64,
+    pub drive_bytes: u64,
+    /// As in `4+2`.
+    pub code: String,
+    /// The plan in one line.
+    pub plan: String,
+    pub strip_bytes: u64,
+    pub stripe_bytes: u64,
+    pub raw_bytes: u64,
+    /// Bytes of data that fit.
+    pub usable_bytes: u64,
+    /// The share of the drives' space that holds data.
+    pub usable_percent: f64,
+    /// Bytes on the drives for each byte of data.
+    pub overhead: f64,
+    /// The losses that it survives.
+    pub survives: String,
+    /// Rates in bytes per second at which a rebuild may read and write each drive: an assumption.
+    pub read_rate: u64,
+    pub write_rate: u64,
+    /// Seconds to make the strips of a full drive again at these rates; none if nothing can be made again.
+    pub rebuild_seconds: Option<f64>,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ArrayReport {
     pub id: String,

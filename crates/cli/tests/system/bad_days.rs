@@ -189,6 +189,76 @@ fn mount_point_port_second_instance_and_other_parameters() {
 }
 
 #[test]
+fn levels_are_planned_without_a_store_and_made_as_planned() {
+    let plan = |words: &[&str]| {
+        let mut command = Store::program();
+        command.args(["up", "--dry-run"]).args(words).current_dir(std::env::temp_dir());
+        command.output().unwrap()
+    };
+    let told = |words: &[&str]| {
+        let output = plan(words);
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let usable = |words: &[&str]| -> f64 {
+        let report: serde_json::Value =
+            serde_json::from_str(&told(&[&["--json", "--drive-size", "15T"], words].concat())).unwrap();
+        assert!(report["overhead"].as_f64().unwrap() >= 1.0 && report["rebuild_seconds"].is_number());
+        report["usable_percent"].as_f64().unwrap()
+    };
+    // Columns: options, and the share that the code alone leaves.
+    for (words, share) in [
+        (&["--level", "1+2", "--drives", "128", "--spares", "0"][..], 100.0 / 3.0),
+        (&["--level", "4+2", "--drives", "128", "--spares", "0"], 200.0 / 3.0),
+        (&["--level", "8+2", "--drives", "128", "--spares", "0"], 80.0),
+        (&["--level", "16+2", "--drives", "126", "--spares", "0"], 1600.0 / 18.0),
+        (&["--level", "8+2", "--drives", "128", "--spares", "4"], 77.5),
+        (&["--level", "60", "--drives", "20"], 80.0),
+        (&["--level", "10", "--drives", "8"], 50.0),
+    ] {
+        // Trailers, metadata and rows that fill no band take the rest.
+        let found = usable(words);
+        assert!((share * 0.94..share).contains(&found), "{words:?}: {found} of {share} %");
+    }
+    let text = told(&["--level", "60", "--drives", "20", "--drive-size", "1T"]);
+    for word in ["8+2 in 2 groups of 10 drives", "as asked for", "of 1.0 TiB", "nothing was made"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    assert!(told(&["--level", "0"]).contains("none: what a lost drive had is lost"));
+    refused(&plan(&["--level", "9"]), &["no level", "7.3", "8+2"]);
+    refused(&plan(&["--level", "60", "--drives", "7"]), &["do not divide into groups"]);
+    refused(&plan(&["--level", "6", "--strip", "12K"]), &["power of two"]);
+    refused(&plan(&["--level", "6", "--spares", "1"]), &["groups have no spare space"]);
+
+    if !can_mount("levels_are_planned_without_a_store_and_made_as_planned") {
+        return;
+    }
+    let level = ["--level", "10", "--drives", "4", "--strip", "16K"];
+    let store = Store::new("levels", &SMALL);
+    assert!(store.up_output(&level).status.success());
+    std::fs::write(store.mount.join("file"), vec![7; 3 << 20]).unwrap();
+    let arrays = store.json(&["array", "list"]);
+    assert_eq!((&arrays[0]["code"], &arrays[0]["stripe_bytes"]), (&"1+1".into(), &(16 << 10).into()));
+    store.down();
+    for (words, why) in [
+        (["--level", "6"], "level 6 on its drives is 2+2"),
+        (["--strip", "64K"], "16384 bytes, not 65536"),
+        (["--spares", "1"], "spare space for 0 drives, not 1"),
+    ] {
+        refused(&store.up_output(&words), &["holds a store already", why]);
+    }
+    // The same options again, as a service manager gives them at each start.
+    assert!(store.up_output(&level).status.success());
+    let members = store.json(&["array", "show", "data"])["members"].clone();
+    for member in [0, 2] {
+        store.ok(&["drive", "fail", members[member]["drive"].as_str().unwrap()]);
+    }
+    let found = std::fs::read(store.mount.join("file")).unwrap();
+    assert_eq!(found, vec![7; 3 << 20], "one of each pair is left");
+    store.down();
+}
+
+#[test]
 fn the_api_asks_for_token_host_and_origin() {
     if !can_mount("the_api_asks_for_token_host_and_origin") {
         return;

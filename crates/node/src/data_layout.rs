@@ -1,0 +1,32 @@
+//! The layout of the data of a running store, in the terms in which it is asked for.
+
+use crate::drive_set::DriveSet;
+use crate::plan::Arrangement;
+use penstock_array::Layout;
+use penstock_array::format::descriptor::Role;
+
+/// The layout of the data of a running store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataLayout {
+    /// The arrangement of stripes over the drives.
+    pub arrangement: Arrangement,
+    /// Bytes of data in a strip.
+    pub strip_bytes: u64,
+    /// The layout in a few words.
+    pub layout: String,
+}
+
+impl DataLayout {
+    /// That of the data array; none if it has none.
+    pub fn of(drives: &DriveSet) -> Option<Self> {
+        let arrays = drives.arrays();
+        let data = arrays.iter().find(|array| array.role() == Role::Data)?;
+        let layout = data.layout();
+        let arrangement = match layout {
+            Layout::Fixed(_) => Arrangement::Groups(layout.members() / layout.strips()),
+            Layout::Declustered(_) => Arrangement::Declustered { spares: layout.spares() },
+        };
+        let strip_bytes = data.geometry().strip_bytes() as u64;
+        Some(Self { arrangement, strip_bytes, layout: layout.describe() })
+    }
+}

@@ -169,14 +169,31 @@ impl BlockIo {
         Ok(Ok(()))
     }
 
-    /// Makes stripes unwritten again, durably.
-    pub(crate) async fn discard(&self, first: Stripe, count: u64, how: Discard) -> Result<(), ArrayError> {
+    /// Makes stripes unwritten again, durably. Returns those that stay as they are, because their page of the
+    /// stripe table is lost.
+    pub(crate) async fn discard(
+        &self,
+        first: Stripe,
+        count: u64,
+        how: Discard,
+    ) -> Result<Vec<Stripe>, ArrayError> {
         self.space.wait_for_discard().await?;
-        let stripes = || first.run(count);
-        let mut locks = Vec::new();
-        for stripe in stripes() {
-            locks.push(self.stripes.exclusive(stripe).await?);
+        let (mut locks, mut locked, mut left) = (Vec::new(), Vec::new(), Vec::new());
+        for stripe in first.run(count) {
+            match self.stripes.exclusive(stripe).await {
+                Ok(lock) => {
+                    locks.push(lock);
+                    locked.push(stripe);
+                }
+                Err(ArrayError::Damaged { .. }) => left.push(stripe),
+                Err(error) => return Err(error),
+            }
         }
+        let stripes = || locked.iter().copied();
+        let runs: Vec<Range<Stripe>> = locked
+            .chunk_by(|one, next| one.next() == *next)
+            .map(|run| run[0]..Stripe(run[0].0 + run.len() as u64))
+            .collect();
         // A stripe whose fresh record is on its way must not become written after the discard.
         if stripes().any(|stripe| self.stripes.map().is_pending(stripe)) {
             self.durability.flush_fresh(Io::new(Class::Client, "volume.flush")).await?;
@@ -186,8 +203,13 @@ impl BlockIo {
         for stripe in stripes() {
             removed.extend(self.stripes.overlay_mut().remove_upto(stripe, upto));
         }
-        self.queue.purge_data(first..Stripe(first.0 + count));
-        let result = self.queue.append(Entry::Discard { stripe: first, count, upto }, Vec::new()).await;
+        let mut records = Vec::new();
+        for run in runs {
+            self.queue.purge_data(run.clone());
+            let entry = Entry::Discard { stripe: run.start, count: run.end.0 - run.start.0, upto };
+            records.push(self.queue.push_control(entry, Vec::new()));
+        }
+        let result = self.queue.wait_for(records).await;
         let unpin = |segment| self.chain.segments_mut().unpin(segment);
         removed.into_iter().filter_map(|dirty| dirty.segment).for_each(unpin);
         result?;
@@ -199,7 +221,7 @@ impl BlockIo {
             let runs = runs_of(stripes().flat_map(own).collect());
             join_all(runs.into_iter().map(|(first, rows)| self.punch(first, rows))).await;
         }
-        Ok(())
+        Ok(left)
     }
 
     async fn punch(&self, StripPlace { member, row }: StripPlace, rows: u64) {

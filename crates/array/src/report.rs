@@ -142,7 +142,7 @@ impl Array {
             unreadable_stripes: self.stripes.map().unreadable().len() as u64,
             stripes: (context.geo.stripes, self.stripes.table().written()),
             is_counted: self.stripes.table().is_counted(),
-            table_pages: (self.stripes.table().resident(), self.stripes.table().damaged()),
+            table_pages: (self.stripes.table().resident(), self.stripes.table().lost()),
             layout: context.layout.describe(),
             stripe_bytes: u64::from(context.geo.stripe_blocks()) * BLOCK_BYTES as u64,
             log_used_percent: self.chain.used_percent(),

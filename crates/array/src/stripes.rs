@@ -6,7 +6,7 @@
 pub(crate) mod census;
 mod count;
 pub(crate) mod index;
-mod load;
+pub(crate) mod load;
 pub(crate) mod map;
 pub(crate) mod overlay;
 pub(crate) mod pages;
@@ -34,7 +34,7 @@ pub(crate) use pins::Pin;
 use pins::Pins;
 use promises::Promises;
 use std::cell::{Ref, RefCell, RefMut};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use table::StripeTable;
 use versions::Versions;
@@ -52,6 +52,8 @@ pub(crate) struct Stripes {
     /// Whoever writes strips of a stripe holds its lock exclusively; a reader holds it shared.
     locks: RankedLocks,
     pins: Pins,
+    /// The page of each stripe whose record is on its way: a record must find it.
+    pending_pages: RefCell<BTreeMap<Stripe, Pin>>,
     memory: Rc<TableMemory>,
     /// The carriers that have the pages of the table while the array is being opened.
     opened_from: RefCell<Option<Vec<MemberNo>>>,
@@ -74,6 +76,7 @@ impl Stripes {
             versions: Versions::new(queue),
             locks: RankedLocks::new(ranks::STRIPE),
             pins: Pins::default(),
+            pending_pages: RefCell::default(),
             memory: memory.clone(),
             opened_from: RefCell::default(),
         });
@@ -121,6 +124,11 @@ impl Stripes {
 
     fn state(&self, stripe: Stripe) -> StripeState {
         StripeState { stale: self.stale(stripe), moves: self.moves(stripe) }
+    }
+
+    /// The error that a structure is damaged on all carriers.
+    pub(crate) fn damaged(&self, what: String) -> ArrayError {
+        self.context.damaged(what)
     }
 
     fn in_flight(&self) -> Vec<(Stripe, StripeState)> {
@@ -227,6 +235,9 @@ impl Stripes {
     pub(crate) fn add_pending(&self, stripe: Stripe, pending: PendingFresh) -> Result<(), ArrayError> {
         let lacking = pending.stale(|member| self.members.life(member)).len();
         self.check_whole(stripe, lacking)?;
+        let page = self.table().page_of(stripe);
+        assert!(!self.table().lacks_page(page), "the stripe is locked");
+        self.pending_pages.borrow_mut().insert(stripe, self.pins.pin(page..page + 1));
         self.map.borrow_mut().add_pending(stripe, pending);
         if lacking > 0 {
             // A member may be back for which its place was chosen.
@@ -260,10 +271,18 @@ impl Stripes {
 
     /// Applies a durable record.
     pub(crate) fn apply(&self, entry: &Entry) {
+        if self.is_of_lost_page(entry) {
+            // Nothing of its stripes can be read any more.
+            tracing::error!(array = self.context.name, ?entry, "a record of a lost page of the stripe table");
+            return;
+        }
         if let Entry::Versions { reserved } = entry {
             self.versions.set_reserved(*reserved);
         }
         let lacking = self.map.borrow_mut().apply(entry, |member| self.members.life(member));
+        if let Entry::Fresh { stripe, .. } = entry {
+            self.pending_pages.borrow_mut().remove(stripe);
+        }
         if !lacking.is_empty() {
             // The members may have everything else, and then nothing but resync looks at them.
             self.context.signals.resync.notify_one();

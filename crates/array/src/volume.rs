@@ -132,13 +132,15 @@ impl Volume {
     }
 
     /// Makes full stripes unwritten again, durably. `how` decides if their space goes back to the drives.
-    pub async fn discard(&self, stripe: u64, count: u64, how: Discard) -> Result<(), ArrayError> {
+    /// Returns those that stay as they are and cannot be used: their page of the stripe table is lost.
+    pub async fn discard(&self, stripe: u64, count: u64, how: Discard) -> Result<Vec<u64>, ArrayError> {
         if count == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let first = self.stripe(stripe)?;
         self.stripe(stripe.saturating_add(count - 1))?;
-        scoped(self.array.blocks().discard(first, count, how)).await
+        let left = scoped(self.array.blocks().discard(first, count, how)).await?;
+        Ok(left.into_iter().map(|stripe| stripe.0 - self.stripes.start).collect())
     }
 
     /// Stripes of the volume that could not be read when last tried.
@@ -175,6 +177,15 @@ impl Volume {
                 return Ok(is_unwritten);
             }
         }
+    }
+
+    /// True if nothing is written in the whole volume, not even in the log. It must be the whole array.
+    pub fn is_blank(&self) -> bool {
+        let stripes = self.array.stripes();
+        assert_eq!(self.stripes, 0..self.array.geometry().stripes, "the whole array");
+        stripes.table().written() == 0
+            && stripes.map().pending_count() == 0
+            && stripes.overlay().stripes().next().is_none()
     }
 
     /// The first stripes from `from` on, at most `most`, in which something is written, be it in the log. In

@@ -199,11 +199,15 @@ impl Allocator {
         while has_space() {
             let reusable = self.idle.borrow_mut().take_reusable();
             if let Some(stripe) = reusable {
-                let put_back = |_: &ArrayError| self.idle.borrow_mut().add_reusable(stripe..stripe + 1);
-                if self.volume.is_unwritten(stripe).await.inspect_err(put_back)? && take(stripe) {
-                    return Ok(Some(stripe));
+                match self.volume.is_unwritten(stripe).await {
+                    Ok(true) if take(stripe) => return Ok(Some(stripe)),
+                    // Nobody can use a stripe whose page is lost.
+                    Ok(_) | Err(ArrayError::Damaged { .. }) => continue,
+                    Err(error) => {
+                        self.idle.borrow_mut().add_reusable(stripe..stripe + 1);
+                        return Err(error.into());
+                    }
                 }
-                continue;
             }
             if self.discard_some(Discard::InTable).await? == 0 {
                 let may_be_unwritten = |stripe: u64| {
@@ -211,10 +215,11 @@ impl Allocator {
                 };
                 let found = self.space.borrow().last_empty(may_be_unwritten);
                 let Some(stripe) = found else { break };
-                if self.volume.is_unwritten(stripe).await? && take(stripe) {
-                    return Ok(Some(stripe));
-                }
-                written.insert(stripe);
+                match self.volume.is_unwritten(stripe).await {
+                    Ok(true) if take(stripe) => return Ok(Some(stripe)),
+                    Ok(_) | Err(ArrayError::Damaged { .. }) => written.insert(stripe),
+                    Err(error) => return Err(error.into()),
+                };
             }
         }
         Ok(None)
@@ -237,12 +242,16 @@ impl Allocator {
         self.space.borrow_mut().set_discarding(0);
         self.space.borrow_mut().free((first * per_stripe, count * per_stripe));
         let mut idle = self.idle.borrow_mut();
-        if let Err(error) = result {
-            idle.put_back(first..first + count);
-            return Err(error.into());
-        }
+        let left = match result {
+            Ok(left) => left,
+            Err(error) => {
+                idle.put_back(first..first + count);
+                return Err(error.into());
+            }
+        };
         if how == Discard::InTable {
-            idle.add_reusable(first..first + count);
+            let done = (first..first + count).filter(|stripe| !left.contains(stripe));
+            done.for_each(|stripe| idle.add_reusable(stripe..stripe + 1));
         }
         self.discarded_stripes.set(self.discarded_stripes.get() + count);
         Ok(count)

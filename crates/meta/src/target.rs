@@ -86,17 +86,13 @@ impl MetaTarget {
     /// Fails if the store has features that forbid this release to change it, or rows of something else, or
     /// none although `has_data` says that the data array was written: what no row names would be discarded.
     /// Nothing else may be opened on it before.
-    pub async fn check_store(
-        kv: &dyn Kv,
-        home: Home,
-        has_data: impl AsyncFn() -> bool,
-    ) -> Result<(), MetaError> {
+    pub async fn check_store(kv: &dyn Kv, home: Home, has_data: impl Fn() -> bool) -> Result<(), MetaError> {
         match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
             (Some(store), Some(fs)) => {
                 check_home(&StoreRow::decode(&store)?, home)?;
                 Ok(FsRow::decode(&fs).map(drop)?)
             }
-            (None, None) if !has_rows(kv).await? => match has_data().await {
+            (None, None) if !has_rows(kv).await? => match has_data() {
                 true => {
                     let why = "it is missing, and the data array has data";
                     Err(DecodeError::Bad { what: "row of the store", why }.into())

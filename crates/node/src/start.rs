@@ -307,8 +307,7 @@ impl Start {
         let config = TargetConfig::for_volume(&volume, env.random());
         // Nothing is changed for a later release.
         let home = Home { pool: data.pool(), data: data.id() };
-        // It may be data that cannot be read.
-        let has_data = async || volume.written(0, 1).await.map_or(true, |written| !written.is_empty());
+        let has_data = || !volume.is_blank();
         MetaTarget::check_store(&*shared, home, has_data).await?;
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
         let meta = MetaTarget::open(env, shared, target.clone(), gate, ("main", home)).await?;

@@ -6,6 +6,7 @@
 use super::RETRY;
 use crate::context::Context;
 use crate::stripes::Stripes;
+use penstock_base::env::timeout;
 use std::rc::Rc;
 
 /// The count of one array's stripes.
@@ -20,7 +21,8 @@ impl StripeCount {
         while !self.context.is_closed() {
             let woken = self.context.signals.count.notified();
             match self.stripes.count_some().await {
-                Ok(true) => woken.await,
+                Ok(true) if self.stripes.read_again().await => woken.await,
+                Ok(true) => drop(timeout(&self.context.env, RETRY, woken).await),
                 Ok(false) => {}
                 Err(error) => {
                     tracing::warn!(array = self.context.name, %error, "stripes cannot be counted");

@@ -209,12 +209,12 @@ impl Destage {
         for stripe in stripes.iter().copied().collect::<BTreeSet<_>>() {
             match self.stripes.exclusive(stripe).await {
                 Ok(lock) => locks.push(lock),
-                // Its page of the stripe table is lost. Others need not wait for it.
-                Err(ArrayError::Damaged { .. }) => {
+                // Its page of the stripe table cannot be loaded. Others need not wait for it.
+                Err(error) => {
+                    tracing::error!(array = self.context.name, %stripe, %error, "a stripe cannot be destaged");
                     self.stripes.overlay_mut().park(stripe);
                     lost.insert(stripe);
                 }
-                Err(error) => return Err(error),
             }
         }
         let stripes = stripes.iter().filter(|stripe| !lost.contains(stripe));

@@ -31,6 +31,9 @@ use std::rc::Rc;
 
 const IO: Io = Io::new(Class::Scrub, "metascrub.read");
 
+/// Bad pages that are repaired with the same checkpoints.
+const PAGES_AT_A_TIME: usize = 64;
+
 /// The findings of a scrub of metadata.
 #[derive(Default)]
 struct Found {
@@ -40,6 +43,8 @@ struct Found {
     bad_copies: u64,
     /// The pages with a bad copy.
     bad_pages: BTreeSet<u64>,
+    /// Bad copies of pages of which there is no other.
+    lost_copies: u64,
     /// A carrier did not answer, or did not take a repair: its copies are unknown or bad.
     unanswered: bool,
 }
@@ -90,23 +95,30 @@ impl MetadataScrub {
             // topmost page counts as changed in any case: without a changed page there might be no
             // checkpoint.
             let top = self.context.geo.page_tree().top();
-            let (mut pages, mut pins) = (BTreeSet::from([top]), Vec::new());
-            for page in found.bad_pages {
-                match self.pin(page).await {
-                    Ok(pin) => pins.extend(pin),
-                    Err(error) => {
-                        tracing::error!(array = self.context.name, page, %error, "a page cannot be repaired");
-                        continue;
+            let bad_pages: Vec<u64> = found.bad_pages.into_iter().collect();
+            let portions = bad_pages.chunks(PAGES_AT_A_TIME).chain(bad_pages.is_empty().then_some(&[][..]));
+            for portion in portions {
+                let (mut pages, mut pins) = (BTreeSet::from([top]), Vec::new());
+                for page in portion {
+                    match self.pin(*page).await {
+                        Ok(pin) => pins.extend(pin),
+                        Err(error) => {
+                            let array = &self.context.name;
+                            tracing::error!(array, page, %error, "a page cannot be repaired");
+                            continue;
+                        }
                     }
+                    pages.insert(*page);
                 }
-                pages.insert(page);
+                for _ in 0..2 {
+                    self.stripes.table_mut().put_dirty(pages.clone());
+                    self.checkpoints.write().await?;
+                }
             }
-            for _ in 0..2 {
-                self.stripes.table_mut().put_dirty(pages.clone());
-                self.checkpoints.write().await?;
-            }
-            self.context.count(|counts| counts.repaired_blocks += found.bad_copies);
+            let bad_before = found.bad_copies;
             found = self.verify().await?;
+            let repaired = bad_before.saturating_sub(found.bad_copies + found.lost_copies);
+            self.context.count(|counts| counts.repaired_blocks += repaired);
         }
         // A carrier that was made meanwhile is verified by the next scrub.
         if carriers_epoch() == began_in {
@@ -172,6 +184,10 @@ impl MetadataScrub {
                     break;
                 };
                 for page in bad {
+                    if self.stripes.table().is_lost(page) {
+                        found.lost_copies += 1;
+                        continue;
+                    }
                     self.report_bad(carrier, "stripe table page");
                     found.bad_copies += 1;
                     found.bad_pages.insert(page);

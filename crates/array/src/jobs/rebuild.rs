@@ -28,6 +28,7 @@ use crate::queue::EntryQueue;
 use crate::site::Site;
 use crate::stripes::Stripes;
 use crate::stripes::census::StripeState;
+use crate::stripes::load::Unread;
 use crate::stripes::promises::Target;
 use crate::stripes::table::StripeTable;
 use crate::strips::{Found, Part, StripWrite, Strips};
@@ -236,7 +237,8 @@ impl Rebuild {
             if is_from_start && !self.has_something_to_make().await? {
                 self.state.stuck.set(Some((self.context.env.now() + LOOK_AGAIN, self.members.gone())));
             }
-            return Ok(true);
+            // Work that nobody finds must not be looked for without a rest.
+            return Ok(!is_from_start || !self.has_work());
         }
         let mut is_whole = is_done;
         for member in self.members.reachable().common(self.members.stale()).iter() {
@@ -440,7 +442,7 @@ impl Rebuild {
                 self.members.is_reachable(own) && !state.stale.contains(position)
             }),
         };
-        self.stripes.find(from, most, may_have, is_wanted).await
+        self.stripes.find(from, most, Unread::Waits, may_have, is_wanted).await
     }
 
     /// Strips of a stripe that are stale, or on members that are gone.

@@ -16,11 +16,13 @@ use crate::members::{Members, WhenSuspended};
 use crate::place::Position;
 use crate::site::Site;
 use crate::stripes::Stripes;
+use crate::stripes::load::Unread;
 use crate::strips::{Erased, Found, Part, StripWrite, Strips};
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 const IO: Io = Site::ScrubRepair.io();
@@ -118,8 +120,11 @@ impl Scrub {
         loop {
             self.tally(&mut progress.borrow_mut().report, &base);
             let from = Stripe(progress.borrow().next_stripe);
-            let next = self.stripes.find(from, 1, |_, _| true, |_, _| true).await?;
-            let Some(stripe) = next.first().copied() else { return Ok(true) };
+            let next = self.stripes.find(from, 1, Unread::Fails, |_, _| true, |_, _| true).await?;
+            let Some(stripe) = next.first().copied() else {
+                self.list_lost(&mut progress.borrow_mut().report);
+                return Ok(true);
+            };
             assert!(stripe >= from, "a scrub goes forward");
             let began = self.context.env.now();
             match self.scrub_stripe(stripe).await {
@@ -153,6 +158,14 @@ impl Scrub {
                 self.context.env.sleep(took.min(MOST_PAUSE)).await;
             }
         }
+    }
+
+    /// Lists the stripes of lost pages of the table as unreadable.
+    fn list_lost(&self, report: &mut ScrubReport) {
+        let (map, table) = (self.stripes.map(), self.stripes.table());
+        let lost = map.unreadable().iter().filter(|stripe| table.is_lost(table.page_of(**stripe)));
+        let listed: BTreeSet<u64> = report.unreadable.iter().copied().collect();
+        report.unreadable.extend(lost.map(|stripe| stripe.0).filter(|stripe| !listed.contains(stripe)));
     }
 
     /// The findings until now: those before this start, and those that the array has counted since.

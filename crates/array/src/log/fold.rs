@@ -78,6 +78,13 @@ pub(crate) async fn fold(
     let entries = found.iter().flat_map(|record| record.entries.iter().map(|entry| (record.seq, entry)));
     let needed = entries.filter(|(seq, entry)| is_needed(*seq, entry)).map(|(_, entry)| entry);
     let pages = stripes.pin_entries(needed).await?;
+    let is_lost = |record: &FoundRecord| {
+        record.seq > applied && record.entries.iter().any(|entry| stripes.is_of_lost_page(entry))
+    };
+    if let Some(record) = found.iter().find(|record| is_lost(record)) {
+        let what = format!("the page of the stripe table that log record {} changes", record.seq);
+        return Err(stripes.damaged(what));
+    }
     let redo = Redo { pages, ..Redo::default() };
     let mut fold = Fold { stripes, chain, redo, void: HashMap::default() };
     for record in found {
@@ -122,6 +129,10 @@ impl Fold<'_> {
                     self.redo.changes.remove(&stripe);
                     self.make_void(stripe, *upto);
                 }
+            }
+            // All of it is lost.
+            Entry::Destage { stripe, contained, .. } if self.stripes.is_of_lost_page(entry) => {
+                self.contained(*stripe, contained);
             }
             Entry::Destage { stripe, contained, patches, .. } => {
                 let changes = self.redo.changes.entry(*stripe).or_default();

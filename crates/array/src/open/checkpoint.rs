@@ -90,7 +90,7 @@ pub(super) async fn read_index(
         let mut found = stream::iter(runs).buffered(RUNS_IN_FLIGHT);
         while let Some(run) = found.next().await {
             for (page, read) in run {
-                let read = read?;
+                let read = read.map_err(|not_read| not_read.error)?;
                 bad += read.bad;
                 let mut table = stripes.table_mut();
                 let loaded = IndexPage::decode(&read.block)

@@ -4,7 +4,7 @@
 //! another caller may have loaded it, and changed it, and a checkpoint may have written it.
 
 use super::census::StripeState;
-use super::pages::{self, ReadPage};
+use super::pages::{self, NotRead, ReadPage};
 use super::pins::Pin;
 use super::table::Counting;
 use super::{StripeTable, Stripes};
@@ -31,25 +31,46 @@ impl PagesInMemory for Stripes {
     }
 }
 
+/// The treatment of a page that cannot be read now. One that is lost is passed over in any case.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// It fails the call.
+    Fails,
+    /// It is passed over: the caller comes again.
+    Waits,
+}
+
 /// A locked stripe. Its page is in memory, and so are those of the stripes that share a row with it if it is
-/// locked exclusively.
+/// locked exclusively, but for pages that cannot be loaded.
 pub(crate) struct LockedStripe<G> {
     _lock: RankedKey<G>,
-    _pages: Pin,
+    _pages: (Pin, Vec<Pin>),
 }
 
 impl Stripes {
     /// Locks a stripe for readers.
     pub(crate) async fn shared(&self, stripe: Stripe) -> Result<LockedStripe<Shared<u64>>, ArrayError> {
         let _lock = self.locks.shared(stripe.0).await;
-        Ok(LockedStripe { _lock, _pages: self.pin_stripe(stripe).await? })
+        Ok(LockedStripe { _lock, _pages: (self.pin_stripe(stripe).await?, Vec::new()) })
     }
 
     /// Locks a stripe for whoever writes strips of it. Several are locked in ascending order.
     pub(crate) async fn exclusive(&self, stripe: Stripe) -> Result<LockedStripe<Exclusive<u64>>, ArrayError> {
         let _lock = self.locks.exclusive(stripe.0).await;
-        let pages = self.pages_of(self.context.layout.stripes_of_rows(stripe));
-        Ok(LockedStripe { _lock, _pages: self.pin(pages).await? })
+        let own = self.pin_stripe(stripe).await?;
+        let beside = self.pin_beside(self.context.layout.stripes_of_rows(stripe)).await;
+        Ok(LockedStripe { _lock, _pages: (own, beside) })
+    }
+
+    /// The pages of stripes that share rows, as far as they can be loaded.
+    async fn pin_beside(&self, stripes: Range<Stripe>) -> Vec<Pin> {
+        let mut pins = Vec::new();
+        for page in self.pages_of(stripes) {
+            if let Ok(pin) = self.pin(page..page + 1).await {
+                pins.push(pin);
+            }
+        }
+        pins
     }
 
     /// A stripe's page.
@@ -91,16 +112,25 @@ impl Stripes {
         (stripes.start < stripes.end).then(|| self.pages_of(stripes))
     }
 
-    /// The pages that these entries change.
+    /// The pages that these entries change. Pages that are lost are left out.
     pub(crate) async fn pin_entries(
         &self,
         entries: impl Iterator<Item = &Entry>,
     ) -> Result<Vec<Pin>, ArrayError> {
         let mut pins = Vec::new();
-        for pages in entries.filter_map(|entry| self.pages_of_entry(entry)) {
-            pins.push(self.pin(pages).await?);
+        for page in entries.filter_map(|entry| self.pages_of_entry(entry)).flatten() {
+            match self.pin(page..page + 1).await {
+                Err(ArrayError::Damaged { .. }) if self.table().is_lost(page) => {}
+                pinned => pins.push(pinned?),
+            }
         }
         Ok(pins)
+    }
+
+    /// True if an entry changes a stripe whose page is lost.
+    pub(crate) fn is_of_lost_page(&self, entry: &Entry) -> bool {
+        let pages = self.pages_of_entry(entry);
+        pages.into_iter().flatten().any(|page| self.table().is_lost(page))
     }
 
     async fn load(&self, pages: Range<u64>) -> Result<(), ArrayError> {
@@ -154,7 +184,7 @@ impl Stripes {
     fn put_page(
         &self,
         (page, named): (u64, PageRef),
-        read: Result<ReadPage, ArrayError>,
+        read: Result<ReadPage, NotRead>,
     ) -> Result<(), ArrayError> {
         if let Ok(read) = &read
             && read.bad > 0
@@ -166,22 +196,35 @@ impl Stripes {
         if !self.is_as_named((page, named)) {
             return Ok(());
         }
+        let was_lost = self.table().is_lost(page);
+        let damaged = || self.context.damaged(format!("stripe table page {page}"));
+        // An opening that cannot read a page ends, and may be tried again.
+        let is_opening = self.opened_from.borrow().is_some();
+        let is_lost = |not_read: &NotRead| not_read.is_lost && !is_opening;
+        let read = read.map_err(|not_read| if is_lost(&not_read) { damaged() } else { not_read.error });
         let loaded = read.and_then(|read| {
             self.context.count(|counts| counts.table_reads += 1);
             let found = TablePage::decode(&read.block).ok();
             let found = found.filter(|found| found.array == self.context.id && found.index == page);
             match found.is_some_and(|found| self.table_mut().load_page(page, found.words)) {
                 true => Ok(()),
-                false => Err(self.context.damaged(format!("stripe table page {page}"))),
+                false => Err(damaged()),
             }
         });
-        if matches!(loaded, Err(ArrayError::Damaged { .. })) && !self.table().is_damaged(page) {
-            tracing::error!(array = self.context.name, page, "a page of the stripe table is lost");
-            self.members.suspect_metadata();
-            let stripes = self.table().range_of(page);
-            self.table_mut().set_damaged(page);
-            let lost = stripes.start.run(stripes.end.0 - stripes.start.0);
-            lost.for_each(|stripe| self.map_mut().set_unreadable(stripe));
+        let stripes = self.table().range_of(page);
+        let stripes = || stripes.start.run(stripes.end.0 - stripes.start.0);
+        match &loaded {
+            Ok(()) if was_lost => stripes().for_each(|stripe| self.map_mut().set_readable(stripe)),
+            Ok(()) => {}
+            Err(error) => {
+                let is_lost = matches!(error, ArrayError::Damaged { .. });
+                if is_lost && !was_lost {
+                    tracing::error!(array = self.context.name, page, "a page of the stripe table is lost");
+                    self.members.suspect_metadata();
+                    stripes().for_each(|stripe| self.map_mut().set_unreadable(stripe));
+                }
+                self.table_mut().set_absent(page, is_lost);
+            }
         }
         loaded
     }
@@ -198,6 +241,7 @@ impl Stripes {
         &self,
         from: Stripe,
         most: usize,
+        unread: Unread,
         may_have: impl Fn(&StripeTable, u64) -> bool,
         wanted: impl Fn(Stripe, StripeState) -> bool,
     ) -> Result<Vec<Stripe>, ArrayError> {
@@ -222,13 +266,14 @@ impl Stripes {
                 wanted_page
             };
             let Some(wanted_page) = wanted_page else { continue };
-            let beside = self.pages_beside(wanted_page);
-            let is_damaged = || beside.clone().any(|page| self.table().is_damaged(page));
-            let _pages = match self.pin(beside.clone()).await {
-                // Pages that are lost delay no others.
-                Err(ArrayError::Damaged { .. }) if is_damaged() => continue,
-                pinned => pinned?,
+            let _page = match self.pin(wanted_page..wanted_page + 1).await {
+                Ok(pin) => pin,
+                Err(error) if unread == Unread::Fails && !self.table().is_lost(wanted_page) => {
+                    return Err(error);
+                }
+                Err(_) => continue,
             };
+            let _beside = self.pin_beside(self.stripes_beside(wanted_page)).await;
             let written: Vec<_> = self.table().written_in(wanted_page).collect();
             let stripes = written.into_iter().filter(|(stripe, _)| *stripe >= from);
             let wanted = stripes.filter(|(stripe, state)| wanted(*stripe, *state));
@@ -242,23 +287,33 @@ impl Stripes {
     /// The first stripes of a range, at most `most`, in which something is written: in their strips, or in
     /// the log. In ascending order.
     pub(crate) async fn written(&self, range: Range<Stripe>, most: usize) -> Result<Vec<Stripe>, ArrayError> {
-        let in_table = self.find(range.start, most, |_, _| true, |_, _| true).await?;
+        // Stripes go from the log to the table: what is in neither is not written.
+        let before: Vec<Stripe> = {
+            let (map, overlay) = (self.map(), self.overlay());
+            map.pending().map(|(stripe, _)| stripe).chain(overlay.stripes()).collect()
+        };
+        let in_table = self.find(range.start, most, Unread::Fails, |_, _| true, |_, _| true).await?;
         let end = match in_table.last() {
             Some(last) if in_table.len() == most => last.next().min(range.end),
             _ => range.end,
         };
-        let (map, overlay) = (self.map(), self.overlay());
-        let pending = map.pending().map(|(stripe, _)| stripe);
-        let all = in_table.into_iter().chain(pending).chain(overlay.stripes());
+        let all = in_table.into_iter().chain(before);
         let all: BTreeSet<Stripe> = all.filter(|stripe| (range.start..end).contains(stripe)).collect();
         Ok(all.into_iter().take(most).collect())
     }
 
-    /// A page, and those of the stripes that share rows with some of its own.
-    fn pages_beside(&self, page: u64) -> Range<u64> {
+    /// The stripes of a page, and those that share rows with some of them.
+    fn stripes_beside(&self, page: u64) -> Range<Stripe> {
         let (stripes, layout) = (self.table().range_of(page), &self.context.layout);
         let (first, last) = (stripes.start, Stripe(stripes.end.0 - 1));
-        self.pages_of(layout.stripes_of_rows(first).start..layout.stripes_of_rows(last).end)
+        layout.stripes_of_rows(first).start..layout.stripes_of_rows(last).end
+    }
+
+    /// True if the moves of all stripes that share rows with this one are known.
+    pub(super) fn knows_rows_of(&self, stripe: Stripe) -> bool {
+        let pages = self.pages_of(self.context.layout.stripes_of_rows(stripe));
+        let table = self.table();
+        pages.into_iter().all(|page| !table.lacks_page(page))
     }
 
     /// Begins to count anew if other members are gone, or if strips on other members are to be counted.
@@ -299,15 +354,33 @@ impl Stripes {
             Counting::More => {}
             Counting::Wants(page) => {
                 let end = self.context.geo.table_pages().min(page + PAGES_AT_A_TIME as u64);
-                let _pages = match self.pin(page..end).await {
-                    Err(ArrayError::Damaged { .. }) if self.table().is_damaged(page) => None,
-                    pinned => Some(pinned?),
-                };
+                let mut pins = Vec::new();
+                match self.pin(page..end).await {
+                    Ok(pin) => pins.push(pin),
+                    // Those that can be loaded are here, and those that cannot are known.
+                    Err(_) => {
+                        let table = self.table();
+                        let here = (page..end).filter(|page| !table.lacks_page(*page));
+                        pins.extend(here.map(|page| self.pins.pin(page..page + 1)));
+                    }
+                }
                 self.table_mut().count_on(PAGES_AT_A_TIME);
             }
         }
         yield_now().await;
         Ok(false)
+    }
+
+    /// Tries to load pages that could not be read when last tried. Returns true if there are none.
+    pub(crate) async fn read_again(&self) -> bool {
+        let mut next = self.table().next_unread(0);
+        let is_over = next.is_none();
+        while let Some(page) = next {
+            // An error leaves it as it is.
+            drop(self.pin(page..page + 1).await);
+            next = self.table().next_unread(page + 1);
+        }
+        is_over
     }
 
     /// Waits until all stripes are counted.

@@ -124,6 +124,10 @@ impl Stripes {
     /// A spare place for a strip of a stripe with these moves.
     fn spare_for(&self, stripe: Stripe, position: Position, moves: Moves) -> Option<Target> {
         let layout = &self.context.layout;
+        // A stripe whose page cannot be loaded may have any of the places.
+        if layout.spares() == 0 || !self.knows_rows_of(stripe) {
+            return None;
+        }
         let is_lost = |member: MemberNo| !self.members.is_reachable(member);
         let is_taken = |place| self.promises.places.borrow().contains(&place);
         let moves_of = |stripe| self.moves(stripe);

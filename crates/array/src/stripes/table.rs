@@ -70,7 +70,7 @@ pub(crate) enum Counting {
 }
 
 /// Pages looked at to find some that may leave the memory.
-const LOOK: usize = 64;
+const LOOK: usize = 1024;
 const LONGEST_ENTRY: usize = entry_words(MAX_STRIPS);
 /// The words of an entry before its versions.
 const HEAD: usize = entry_words(0);
@@ -98,9 +98,9 @@ pub(crate) struct StripeTable {
     memory: Rc<TableMemory>,
     /// The page at which the next look for pages that may go begins.
     hand: u64,
-    /// Pages that are not in memory, and of which no carrier had the committed copy. Their stripes count as
-    /// lacking redundancy, whatever they lack.
-    damaged: BTreeSet<u64>,
+    /// Pages that could not be loaded when last tried, each with true if no carrier has it any more. Their
+    /// stripes count as lacking redundancy, whatever they lack.
+    absent: BTreeMap<u64, bool>,
 }
 
 impl StripeTable {
@@ -120,7 +120,7 @@ impl StripeTable {
             checkpoint: 0,
             memory: memory.clone(),
             hand: 0,
-            damaged: BTreeSet::new(),
+            absent: BTreeMap::new(),
         }
     }
 
@@ -236,22 +236,29 @@ impl StripeTable {
         self.dirty_pages.len() + self.begun.len()
     }
 
-    /// No carrier has the committed copy of a page.
-    pub(crate) fn set_damaged(&mut self, page: u64) {
+    /// A page could not be loaded; `is_lost` if no carrier has it any more.
+    pub(crate) fn set_absent(&mut self, page: u64, is_lost: bool) {
         assert!(self.lacks_page(page), "page {page} is in memory");
-        if self.damaged.insert(page) {
+        let is_new = self.absent.insert(page, is_lost) != Some(is_lost);
+        // One that is only not readable now is as it was counted.
+        if is_new && is_lost && page < self.count.next() {
             self.count_anew();
         }
     }
 
-    /// True if no carrier had the committed copy of a page, which is not in memory.
-    pub(crate) fn is_damaged(&self, page: u64) -> bool {
-        self.damaged.contains(&page)
+    /// The first page at or after `from` that could not be loaded when last tried, and may be now.
+    pub(crate) fn next_unread(&self, from: u64) -> Option<u64> {
+        self.absent.range(from..).find(|(_, is_lost)| !**is_lost).map(|(page, _)| *page)
     }
 
-    /// Pages that are not in memory, and of which no carrier had the committed copy.
-    pub(crate) fn damaged(&self) -> u64 {
-        self.damaged.len() as u64
+    /// True if no carrier has a page any more, which is not in memory.
+    pub(crate) fn is_lost(&self, page: u64) -> bool {
+        self.absent.get(&page) == Some(&true)
+    }
+
+    /// Pages that no carrier has any more.
+    pub(crate) fn lost(&self) -> u64 {
+        self.absent.values().filter(|is_lost| **is_lost).count() as u64
     }
 
     /// True if it is known that a stripe is written, or that it is not: by its page, or by all of it.
@@ -364,8 +371,10 @@ impl StripeTable {
                 self.count.end();
                 break;
             };
-            if self.damaged.contains(&page) {
+            if let Some(is_lost) = self.absent.get(&page) {
                 self.count.add(page, &self.layout, std::iter::empty());
+                // Stripes that are lost already keep no drive. Others may lack anything.
+                self.count.set_worst(page, if *is_lost { 0 } else { self.strips });
             } else if self.lacks_page(page) {
                 let (written, all) = (self.index.page(page).written, self.stripes_in(page));
                 let is_clean = self.most_stale_of(page) == 0 && !self.may_have_moved(page);
@@ -653,7 +662,7 @@ impl StripeTable {
             false => Page::Full(words.into()),
         };
         self.set_page(page, page_words);
-        if self.damaged.remove(&page) {
+        if self.absent.remove(&page).is_some() && page < self.count.next() {
             self.count_anew();
         }
         true

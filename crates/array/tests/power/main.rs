@@ -12,6 +12,7 @@ mod harsh;
 mod hostile;
 mod labels;
 mod lost;
+mod lost_pages;
 mod moving;
 mod opened;
 mod opened_log;

@@ -415,7 +415,7 @@ fn a_store_of_other_arrays_or_without_its_first_rows_is_not_opened() {
                 MetaTarget::open(&env, bed.kv.clone(), bed.chunks.clone(), gate, ("test", home)).await;
             let error = opened.err().expect("rows would be lost").to_string();
             assert!(error.contains(why), "{error}");
-            let checked = MetaTarget::check_store(&*bed.kv, home, async || true).await;
+            let checked = MetaTarget::check_store(&*bed.kv, home, || true).await;
             assert_eq!(
                 checked.map_err(|error| error.to_string()),
                 Err(error),
@@ -426,7 +426,7 @@ fn a_store_of_other_arrays_or_without_its_first_rows_is_not_opened() {
     run(async |bed| {
         let empty = MemKv::new(1 << 20);
         for has_data in [false, true] {
-            let checked = MetaTarget::check_store(&*empty, Home::default(), async || has_data).await;
+            let checked = MetaTarget::check_store(&*empty, Home::default(), || has_data).await;
             assert_eq!(checked.is_err(), has_data, "what no row names would be discarded");
         }
         bed.check("nothing happened");

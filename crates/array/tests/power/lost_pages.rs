@@ -1,0 +1,341 @@
+//! Pages of the stripe table that are lost or cannot be read: their own stripes are concerned, and nothing
+//! else. Each test is a regression.
+
+use crate::bench::{Machine, NOISE, SLICE_AT, Site, spec, spread, tags, write_fresh};
+use penstock_array::format::table_page::TablePage;
+use penstock_array::{ArrayError, CreateSpec, Discard, Geometry, Roster};
+use penstock_base::BLOCK_BYTES;
+use penstock_base::env::timeout;
+use penstock_sim::{CutMode, SimDisk, World};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+const STRIPES: u64 = 600;
+
+fn life<R>(
+    site: &Site,
+    seed: u64,
+    lost: &[usize],
+    test: impl AsyncFnOnce(&Machine) -> Result<R, ArrayError>,
+) -> R {
+    let world = World::new(seed);
+    let done = world.run(async {
+        let roster = Roster::with_table_memory(&world.env(), Some(1));
+        let machine = site.open_with(&world, lost, &roster).await?;
+        test(&machine).await
+    });
+    let done = done.unwrap().unwrap();
+    world.destroy();
+    site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
+    done
+}
+
+/// No carrier has a page any more.
+fn lose_page(disks: &[Rc<SimDisk>], geo: &Geometry, page: u64) {
+    for disk in disks {
+        for place in 0..2 {
+            let at = (SLICE_AT + geo.page_at(page, place)) / BLOCK_BYTES as u64;
+            if TablePage::decode(&disk.peek(at)).is_ok() {
+                disk.corrupt(at, &NOISE);
+            }
+        }
+    }
+}
+
+fn written(spec: CreateSpec) -> (Site, Geometry) {
+    let site = Site::new(spec);
+    let geo = life(&site, 9800, &[], async |machine| {
+        for stripe in 0..STRIPES {
+            write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
+        }
+        machine.volume.flush().await?;
+        let geo = machine.array.geometry();
+        machine.array.close().await?;
+        Ok(geo)
+    });
+    (site, geo)
+}
+
+/// A page of the table is lost. A drive is replaced. All stripes of other pages must get their redundancy
+/// back, and the rebuild must not spin.
+#[test]
+fn a_lost_page_keeps_no_other_from_being_rebuilt() {
+    let (mut site, geo) = written(spread(3, 1, 9, 2));
+    lose_page(&site.disks, &geo, 3);
+    site.replace(3);
+    life(&site, 9801, &[3], async |machine| {
+        machine.replace(&site.disks[3], 3, 9801).await?;
+        machine.env.sleep(Duration::from_secs(30)).await;
+        let reads = |machine: &Machine| machine.array.report().counts.table_reads;
+        let before = reads(machine);
+        machine.env.sleep(Duration::from_secs(2)).await;
+        let report = machine.array.report();
+        eprintln!(
+            "debt {} of which lost page {}; table reads in 2 s: {}; members {:?}; counted {}",
+            report.redundancy_debt_stripes,
+            geo.stripes_per_page(),
+            reads(machine) - before,
+            report.members.iter().map(|member| (member.state, member.stale_strips)).collect::<Vec<_>>(),
+            report.is_counted,
+        );
+        machine.array.stop();
+        assert_eq!(report.redundancy_debt_stripes, geo.stripes_per_page(), "only those of the page");
+        Ok(())
+    });
+}
+
+/// A page of the table is lost: others are served as before.
+#[test]
+fn a_lost_page_takes_its_own_stripes_alone() {
+    let (site, geo) = written(spread(3, 1, 9, 2));
+    lose_page(&site.disks, &geo, 3);
+    life(&site, 9811, &[], async |machine| {
+        let page = 3 * geo.stripes_per_page()..4 * geo.stripes_per_page();
+        let listed: BTreeSet<u64> = machine.volume.written(0, usize::MAX).await?.into_iter().collect();
+        let unlisted: Vec<u64> =
+            (0..STRIPES).filter(|stripe| !page.contains(stripe) && !listed.contains(stripe)).collect();
+        let scrubbed = machine.array.scrub().await?.stripes;
+        let mut refused = Vec::new();
+        for stripe in (0..STRIPES).filter(|stripe| !page.contains(stripe)) {
+            if machine.volume.discard(stripe, 1, Discard::InTable).await.is_err() {
+                refused.push(stripe);
+            }
+        }
+        eprintln!(
+            "page {page:?}: refused {refused:?}; {} not listed as written: {:?}..{:?}; {scrubbed} scrubbed",
+            unlisted.len(),
+            unlisted.first(),
+            unlisted.last()
+        );
+        machine.array.stop();
+        assert!(refused.is_empty() && unlisted.is_empty());
+        Ok(())
+    });
+}
+
+/// A full stripe was written and not flushed. Its page leaves the memory, and then no carrier has it.
+#[test]
+fn a_lost_page_stops_no_array() {
+    let (site, geo) = written(spec(3, 1));
+    life(&site, 9821, &[], async |machine| {
+        let per_page = geo.stripes_per_page();
+        let (block, stripe) = (machine.volume.stripe_blocks(), per_page + 5);
+        machine.volume.discard(stripe, 1, Discard::InTable).await?;
+        machine.array.destage_and_checkpoint().await?;
+        write_fresh(machine, stripe, 77).await?;
+        for _ in 0..3 {
+            for page in [0, 2, 3, 4] {
+                tags(&machine.volume, page * per_page * block, 1).await?;
+            }
+        }
+        lose_page(&site.disks, &geo, 1);
+        let flushed = timeout(&machine.env, Duration::from_secs(600), machine.volume.flush()).await;
+        let stopped = machine.array.stopped().map(str::to_owned);
+        let read = tags(&machine.volume, 0, 1).await;
+        let write = write_fresh(machine, STRIPES + 1, 5).await;
+        eprintln!("flush {flushed:?}; stopped {stopped:?}; read {read:?}; write {write:?}");
+        machine.array.stop();
+        assert!(stopped.is_none(), "one lost page stops the array");
+        Ok(())
+    });
+}
+
+/// A page of the table is lost, and readers use the memory. The count of stripes ends all the same.
+#[test]
+fn a_lost_page_does_not_stop_the_count() {
+    for busy in [false, true] {
+        let (mut site, geo) = written(spec(3, 1));
+        lose_page(&site.disks, &geo, 2);
+        site.replace(3);
+        life(&site, 9831, &[3], async |machine| {
+            let per_page = geo.stripes_per_page() * machine.volume.stripe_blocks();
+            machine.replace(&site.disks[3], 3, 9831).await?;
+            for _ in 0..600 {
+                if machine.array.report().is_counted {
+                    break;
+                }
+                for _ in 0..10 {
+                    machine.env.sleep(Duration::from_millis(100)).await;
+                    for page in [5, 6, 7].into_iter().filter(|_| busy) {
+                        tags(&machine.volume, page * per_page, 1).await?;
+                    }
+                }
+            }
+            let report = machine.array.report();
+            machine.array.stop();
+            assert!(report.is_counted, "busy {busy}");
+            Ok(())
+        });
+    }
+}
+
+/// The repair of metadata must not go on for ever at full speed, nor say that it repaired something.
+#[test]
+fn a_lost_page_is_not_scrubbed_for_ever() {
+    let (site, geo) = written(spec(3, 1));
+    lose_page(&site.disks, &geo, 2);
+    life(&site, 9851, &[], async |machine| {
+        assert!(
+            tags(&machine.volume, 2 * geo.stripes_per_page() * machine.volume.stripe_blocks(), 1)
+                .await
+                .is_err()
+        );
+        machine.env.sleep(Duration::from_secs(60)).await;
+        let before = machine.array.report().counts;
+        machine.env.sleep(Duration::from_secs(600)).await;
+        let after = machine.array.report().counts;
+        machine.array.stop();
+        assert_eq!(after.repaired_blocks, before.repaired_blocks);
+        Ok(())
+    });
+}
+
+/// As above, and the rebuild rests when it can do no more.
+#[test]
+fn a_rebuild_beside_a_lost_page_does_not_spin() {
+    let (mut site, geo) = written(spread(3, 1, 9, 2));
+    lose_page(&site.disks, &geo, 3);
+    site.replace(3);
+    life(&site, 9861, &[3], async |machine| {
+        machine.replace(&site.disks[3], 3, 9861).await?;
+        machine.env.sleep(Duration::from_secs(30)).await;
+        machine.array.take_events();
+        let mut begun = 0;
+        for _ in 0..1000 {
+            machine.env.sleep(Duration::from_millis(1)).await;
+            let events = machine.array.take_events();
+            begun += events
+                .iter()
+                .filter(|event| matches!(event, penstock_array::ArrayEvent::RebuildBegun { .. }))
+                .count();
+        }
+        machine.array.stop();
+        assert!(begun < 5);
+        Ok(())
+    });
+}
+
+/// A block in the log all the time, or in its stripe: the stripe is written throughout.
+#[test]
+fn a_written_stripe_is_listed_while_it_is_destaged() {
+    let (site, _) = written(spec(3, 1));
+    life(&site, 9880, &[], async |machine| {
+        machine.volume.discard(5, 1, Discard::InTable).await?;
+        machine.array.destage_and_checkpoint().await?;
+        crate::bench::write(machine, 5 * machine.volume.stripe_blocks(), 4).await?;
+        machine.volume.flush().await?;
+        for drive in machine.drives.iter().flatten() {
+            for page in 2..6 {
+                let at = SLICE_AT + machine.array.geometry().page_at(page, 0);
+                let far = SLICE_AT + machine.array.geometry().page_at(page, 1);
+                for at in [at, far] {
+                    let fault = penstock_drive::Fault::Slow(Duration::from_secs(3));
+                    drive.plant_within(penstock_drive::Op::Read, 0, fault, at..at + BLOCK_BYTES as u64);
+                }
+            }
+        }
+        let list = machine.volume.written(0, usize::MAX);
+        let destage = async {
+            machine.env.sleep(Duration::from_millis(300)).await;
+            machine.array.destage_and_checkpoint().await
+        };
+        let (listed, destaged) = futures_util::future::join(list, destage).await;
+        destaged?;
+        let again = machine.volume.written(0, usize::MAX).await?;
+        machine.array.stop();
+        let listed = listed?;
+        eprintln!(
+            "listed {} with 5: {}; afterwards {} with 5: {}",
+            listed.len(),
+            listed.contains(&5),
+            again.len(),
+            again.contains(&5)
+        );
+        assert!(listed.contains(&5));
+        Ok(())
+    });
+}
+
+/// One of two carriers was lost and is replaced. The other one cannot read one block: a page of the table.
+/// The stripes of that page are lost at most; all others are rebuilt, and there are two carriers again.
+#[test]
+fn an_unreadable_page_does_not_stop_the_rebuild() {
+    let (mut site, geo) = written(spec(3, 1));
+    let unreadable = move |number: usize, drive: &penstock_drive::FaultyDrive| {
+        if number == 1 {
+            for place in 0..2 {
+                let at = SLICE_AT + geo.page_at(2, place);
+                drive.set_unreadable(at..at + BLOCK_BYTES as u64);
+            }
+        }
+    };
+    site.prepare = Box::new(unreadable);
+    site.replace(0);
+    life(&site, 9891, &[0], async |machine| {
+        machine.replace(&site.disks[0], 0, 9891).await?;
+        machine.env.sleep(Duration::from_secs(3600)).await;
+        let report = machine.array.report();
+        machine.array.stop();
+        assert!(report.redundancy_debt_stripes <= geo.stripes_per_page());
+        Ok(())
+    });
+}
+
+/// A batch of stripes is discarded, one of which is in a lost page.
+#[test]
+fn a_discard_beside_a_lost_page() {
+    let (site, geo) = written(spec(3, 1));
+    lose_page(&site.disks, &geo, 2);
+    life(&site, 9911, &[], async |machine| {
+        let first = 2 * geo.stripes_per_page() - 63;
+        let left_out = machine.volume.discard(first, 64, Discard::OnDrives).await?;
+        assert_eq!(left_out, [first + 63]);
+        let left = machine
+            .volume
+            .written(first, usize::MAX)
+            .await?
+            .into_iter()
+            .filter(|at| *at < first + 64)
+            .count();
+        machine.array.stop();
+        assert_eq!(left, 0);
+        Ok(())
+    });
+}
+
+/// One of two carriers is away, and the other one cannot read one block: a page of the table. A block was
+/// written to a stripe of that page. All others can be written on and on.
+#[test]
+fn an_unreadable_page_does_not_fill_the_log() {
+    let (mut site, geo) = written(spec(3, 1));
+    site.prepare = Box::new(move |number, drive| {
+        for place in (0..2).filter(|_| number == 1) {
+            let at = SLICE_AT + geo.page_at(2, place);
+            drive.set_unreadable(at..at + BLOCK_BYTES as u64);
+        }
+    });
+    life(&site, 9921, &[0], async |machine| {
+        let block = machine.volume.stripe_blocks();
+        crate::bench::write(machine, 2 * geo.stripes_per_page() * block, 4).await?;
+        machine.volume.flush().await?;
+        let mut done = 0;
+        for at in 0..3000 {
+            let write = crate::bench::write(machine, at % (50 * block), 5);
+            match timeout(&machine.env, Duration::from_secs(3600), write).await {
+                Some(written) => written?,
+                None => break,
+            }
+            done += 1;
+        }
+        eprintln!(
+            "{done} of 3000 blocks, then an hour; suspended {:?}, log {}%, stopped {:?}",
+            machine.array.suspended(),
+            machine.array.report().log_used_percent,
+            machine.array.stopped()
+        );
+        machine.array.stop();
+        assert_eq!(done, 3000);
+        Ok(())
+    });
+}

@@ -58,7 +58,11 @@ impl Stripes {
     pub(crate) async fn exclusive(&self, stripe: Stripe) -> Result<LockedStripe<Exclusive<u64>>, ArrayError> {
         let _lock = self.locks.exclusive(stripe.0).await;
         let own = self.pin_stripe(stripe).await?;
-        let beside = self.pin_beside(self.context.layout.stripes_of_rows(stripe)).await;
+        // Without spare places nobody asks for others.
+        let beside = match self.context.layout.spares() {
+            0 => Vec::new(),
+            _ => self.pin_beside(self.context.layout.stripes_of_rows(stripe)).await,
+        };
         Ok(LockedStripe { _lock, _pages: (own, beside) })
     }
 

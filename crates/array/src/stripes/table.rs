@@ -435,8 +435,11 @@ impl StripeTable {
     pub(crate) fn may_lack_beyond(&self, members: MemberSet) -> bool {
         let others = self.layout.all_members().without(members);
         let census = self.census();
+        // Pages that could not be read were counted as if they had no stripe.
+        let unread = self.absent.iter().filter(|(_, is_lost)| !**is_lost).map(|(page, _)| *page);
+        let mut not_counted = self.pages_from(self.count.next()).chain(unread);
         others.iter().any(|member| census.on(member).stale > 0)
-            || self.pages_from(self.count.next()).any(|page| match self.lacks_page(page) {
+            || not_counted.any(|page| match self.lacks_page(page) {
                 true => {
                     let lacks = |(member, reset): (&MemberNo, &u64)| {
                         !members.contains(*member) && self.index.page(page).checkpoint < *reset

@@ -253,6 +253,22 @@ fn a_loss_is_not_overlooked_in_pages_that_are_not_in_memory() {
     assert!(more(&bed.table));
     bed.count();
     assert!(more(&bed.table));
+    // It cannot be read when it is counted, and then no carrier has it any more.
+    bed.table.begin_count(MemberSet::NONE, MemberSet::NONE);
+    bed.table.give_up_pages(|_| false);
+    bed.table.give_up_pages(|_| false);
+    let page = bed.table.page_of(stripe);
+    for is_lost in [false, true] {
+        bed.table.set_absent(page, is_lost);
+        bed.count();
+        assert_eq!((more(&bed.table), bed.table.is_lost(page)), (!is_lost, is_lost));
+        let lacks = bed.table.may_lack_beyond(MemberSet::one(three));
+        assert_eq!(lacks, !is_lost, "stripes that are lost already keep no drive");
+        assert!(bed.table.census().written() < bed.table.written(), "they are owed");
+    }
+    bed.need(page);
+    bed.count();
+    assert!(more(&bed.table));
     // One more may be lost.
     assert!(!bed.table.may_lose(MemberSet::NONE, MemberSet::one(three), lost.len() + 1));
     // A member that was reset lacks every strip.

@@ -255,7 +255,7 @@ impl Opening {
         };
         let started = segments.back().is_some_and(|segment| segment.number.0 >= root.replay_segment);
         array.chain.found(head, segments);
-        let redo = fold(stripes, &array.chain, root.applied, found.records).await?;
+        let redo = fold(context, stripes, &array.chain, root.applied, found.records).await?;
         if lacking == Lacking::Refuse {
             check_loss(context, members, stripes, &array.strips, &outdated, &redo).await?;
         }

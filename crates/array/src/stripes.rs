@@ -126,11 +126,6 @@ impl Stripes {
         StripeState { stale: self.stale(stripe), moves: self.moves(stripe) }
     }
 
-    /// The error that a structure is damaged on all carriers.
-    pub(crate) fn damaged(&self, what: String) -> ArrayError {
-        self.context.damaged(what)
-    }
-
     fn in_flight(&self) -> Vec<(Stripe, StripeState)> {
         self.promises.in_flight(|member| self.members.life(member))
     }

@@ -34,9 +34,29 @@ const BATCH: u64 = 64;
 /// Pause after a batch: with full batches of 1 MiB stripes, about 3 GB are discarded per second.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Written stripes that are looked up at the same time.
-pub(crate) const STRIPES_AT_A_TIME: usize = 4096;
+const STRIPES_AT_A_TIME: usize = 4096;
 /// Shortest time that a stripe rests before it is discarded on the drives. The longest is about twice that.
 const REST: Duration = Duration::from_secs(5);
+
+/// The written stripes of a volume, in ascending order and some at a time.
+pub(crate) struct WrittenStripes<'a> {
+    volume: &'a Volume,
+    from: u64,
+}
+
+impl<'a> WrittenStripes<'a> {
+    pub(crate) fn new(volume: &'a Volume) -> Self {
+        Self { volume, from: 0 }
+    }
+
+    /// The next ones; none behind the last.
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u64>>, ArrayError> {
+        let written = self.volume.written(self.from, STRIPES_AT_A_TIME).await?;
+        let Some(last) = written.last() else { return Ok(None) };
+        self.from = last + 1;
+        Ok(Some(written))
+    }
+}
 
 /// The free space of one target.
 pub(crate) struct Allocator {
@@ -150,11 +170,8 @@ impl Allocator {
     /// Adds written stripes in which nothing is allocated: leftovers of writes that a crash kept from being
     /// committed.
     pub(crate) async fn add_unowned(&self) -> Result<(), ChunkError> {
-        let mut from = 0;
-        loop {
-            let written = self.volume.written(from, STRIPES_AT_A_TIME).await?;
-            let Some(last) = written.last() else { break };
-            from = last + 1;
+        let mut all = WrittenStripes::new(&self.volume);
+        while let Some(written) = all.next().await? {
             let space = self.space.borrow();
             self.idle.borrow_mut().add(written.into_iter().filter(|stripe| space.is_empty(*stripe)));
         }

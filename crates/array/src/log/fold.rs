@@ -68,6 +68,7 @@ impl Redo {
 /// Applies records to the stripes in order; those up to `applied` changed the table before. Returns the
 /// strips to write again.
 pub(crate) async fn fold(
+    context: &Context,
     stripes: &Stripes,
     chain: &Chain,
     applied: LogSeq,
@@ -83,7 +84,7 @@ pub(crate) async fn fold(
     };
     if let Some(record) = found.iter().find(|record| is_lost(record)) {
         let what = format!("the page of the stripe table that log record {} changes", record.seq);
-        return Err(stripes.damaged(what));
+        return Err(context.damaged(what));
     }
     let redo = Redo { pages, ..Redo::default() };
     let mut fold = Fold { stripes, chain, redo, void: HashMap::default() };

@@ -64,14 +64,9 @@ impl Count {
     }
 
     /// Counts a page with these written stripes. Those before it that are not counted have none.
-    pub(super) fn add(
-        &mut self,
-        page: u64,
-        layout: &Layout,
-        stripes: impl Iterator<Item = (Stripe, StripeState)>,
-    ) {
+    pub(super) fn add(&mut self, page: u64, stripes: impl Iterator<Item = (Stripe, StripeState)>) {
         self.go_to(page);
-        let worst = stripes.map(|(stripe, state)| self.census.add(layout, stripe, state)).max();
+        let worst = stripes.map(|(stripe, state)| self.census.add(&self.layout, stripe, state)).max();
         self.set_worst(page, worst.unwrap_or(0));
     }
 
@@ -96,13 +91,12 @@ impl Count {
     pub(super) fn changed(
         &mut self,
         page: u64,
-        layout: &Layout,
         stripe: Stripe,
         (before, after): (Option<StripeState>, Option<StripeState>),
     ) -> bool {
         let Some(worst) = self.worst_of(page) else { return false };
-        let lacked = before.map_or(0, |state| self.census.remove(layout, stripe, state));
-        let lacks = after.map_or(0, |state| self.census.add(layout, stripe, state));
+        let lacked = before.map_or(0, |state| self.census.remove(&self.layout, stripe, state));
+        let lacks = after.map_or(0, |state| self.census.add(&self.layout, stripe, state));
         if lacks >= worst {
             self.set_worst(page, lacks);
         }

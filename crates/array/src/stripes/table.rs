@@ -277,7 +277,7 @@ impl StripeTable {
         match self.page(page) {
             None => false,
             Some(Page::Uniform(versions)) => versions[at] != 0,
-            Some(Page::Full(words)) => words[self.words_of(at)][HEAD..].iter().any(|version| *version != 0),
+            Some(Page::Full(words)) => is_written(&words[self.words_of(at)]),
         }
     }
 
@@ -372,7 +372,7 @@ impl StripeTable {
                 break;
             };
             if let Some(is_lost) = self.absent.get(&page) {
-                self.count.add(page, &self.layout, std::iter::empty());
+                self.count.add(page, std::iter::empty());
                 // Stripes that are lost already keep no drive. Others may lack anything.
                 self.count.set_worst(page, if *is_lost { 0 } else { self.strips });
             } else if self.lacks_page(page) {
@@ -382,17 +382,13 @@ impl StripeTable {
                     self.count.add_clean(page, written);
                 } else if is_clean && written == all {
                     let stripes = Stripe(page * self.stripes_per_page).run(all);
-                    self.count.add(
-                        page,
-                        &self.layout,
-                        stripes.map(|stripe| (stripe, StripeState::default())),
-                    );
+                    self.count.add(page, stripes.map(|stripe| (stripe, StripeState::default())));
                 } else {
                     return Counting::Wants(page);
                 }
             } else {
                 let stripes: Vec<_> = self.written_in(page).collect();
-                self.count.add(page, &self.layout, stripes.into_iter());
+                self.count.add(page, stripes.into_iter());
             }
         }
         if self.is_counted() { Counting::Done } else { Counting::More }
@@ -408,9 +404,14 @@ impl StripeTable {
     /// The most strips that may be stale in a stripe of a page that is not in memory.
     fn most_stale_of(&self, page: u64) -> usize {
         let named = self.index.page(page);
-        let lacks = |(_, reset): &(&MemberNo, &u64)| named.checkpoint < **reset;
         // A stripe has at most one strip on a member.
-        usize::from(named.most_stale) + self.resets.iter().filter(lacks).count()
+        usize::from(named.most_stale) + self.resets_after(named).len()
+    }
+
+    /// Members whose last reset a copy of a page lacks.
+    fn resets_after(&self, named: PageRef) -> MemberSet {
+        let lacks = |(_, reset): &(&MemberNo, &u64)| named.checkpoint < **reset;
+        self.resets.iter().filter(lacks).map(|(member, _)| *member).collect()
     }
 
     /// False if all strips of a page are at their own places.
@@ -441,10 +442,8 @@ impl StripeTable {
         others.iter().any(|member| census.on(member).stale > 0)
             || not_counted.any(|page| match self.lacks_page(page) {
                 true => {
-                    let lacks = |(member, reset): (&MemberNo, &u64)| {
-                        !members.contains(*member) && self.index.page(page).checkpoint < *reset
-                    };
-                    self.index.page(page).most_stale > 0 || self.resets.iter().any(lacks)
+                    let named = self.index.page(page);
+                    named.most_stale > 0 || self.resets_after(named).meets(others)
                 }
                 false => {
                     self.written_in(page).any(|(stripe, state)| state.misses_on(&self.layout, stripe, others))
@@ -489,7 +488,7 @@ impl StripeTable {
         );
         if before != after {
             self.written = self.written + u64::from(after.is_some()) - u64::from(before.is_some());
-            if self.count.changed(page, &self.layout, stripe, (before, after)) {
+            if self.count.changed(page, stripe, (before, after)) {
                 let worst = self
                     .written_in(page)
                     .map(|(stripe, state)| state.lacking(&self.layout, stripe, self.census().absent()).len());
@@ -637,9 +636,8 @@ impl StripeTable {
         let len = entry_words(self.strips);
         let is_sound = |entry: &[u64]| {
             let state = StripeState::of(entry);
-            let is_written = entry[HEAD..].iter().any(|version| *version != 0);
             state.moves.iter().all(|(_, spare)| spare < self.layout.spares())
-                && (is_written || state == StripeState::default())
+                && (is_written(entry) || state == StripeState::default())
         };
         let named = self.index.page(page);
         if words.len() as u64 != self.stripes_in(page) * len as u64
@@ -648,16 +646,13 @@ impl StripeTable {
         {
             return false;
         }
-        let lacks = |(_, reset): &(&MemberNo, &u64)| named.checkpoint < **reset;
-        let reset: MemberSet = self.resets.iter().filter(lacks).map(|(member, _)| *member).collect();
+        let reset = self.resets_after(named);
         if !reset.is_empty() {
-            for (stripe, entry) in self.stripes_of(page).zip(words.chunks_exact_mut(len)) {
-                let is_written = entry[HEAD..].iter().any(|version| *version != 0);
-                if is_written {
-                    let moves = StripeState::of(entry).moves;
-                    let lost = self.layout.strips_on(stripe, moves, |member| reset.contains(member));
-                    entry[0] |= lost.bits();
-                }
+            let entries = self.stripes_of(page).zip(words.chunks_exact_mut(len));
+            for (stripe, entry) in entries.filter(|(_, entry)| is_written(entry)) {
+                let moves = StripeState::of(entry).moves;
+                let lost = self.layout.strips_on(stripe, moves, |member| reset.contains(member));
+                entry[0] |= lost.bits();
             }
         }
         let page_words = match words.chunks_exact(len).all(is_uniform) {
@@ -678,6 +673,11 @@ impl Drop for StripeTable {
     }
 }
 
+/// True if the stripe of an entry is written.
+fn is_written(entry: &[u64]) -> bool {
+    entry[HEAD..].iter().any(|version| *version != 0)
+}
+
 /// True if all strips of an entry have one version and are valid at their own places.
 fn is_uniform(entry: &[u64]) -> bool {
     entry[..HEAD] == [0; HEAD] && entry[HEAD..].iter().all(|version| *version == entry[HEAD])
@@ -686,7 +686,7 @@ fn is_uniform(entry: &[u64]) -> bool {
 /// The facts that the index keeps of a table page with these words.
 fn summary(strips: usize, words: &[u64]) -> PageRef {
     let entries = words.chunks_exact(entry_words(strips));
-    let written = entries.filter(|entry| entry[HEAD..].iter().any(|version| *version != 0));
+    let written = entries.filter(|entry| is_written(entry));
     written.map(StripeState::of).fold(PageRef::NONE, |all, state| PageRef {
         written: all.written + 1,
         most_stale: all.most_stale.max(to_u8(state.stale.len())),

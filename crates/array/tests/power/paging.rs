@@ -5,30 +5,43 @@ use penstock_array::{ArrayError, CreateSpec, MemberNo, Roster};
 use penstock_base::Stripe;
 use penstock_sim::World;
 
-const STRIPES: u64 = 600;
+pub const STRIPES: u64 = 600;
 
-/// One life in which no page stays in memory that can be read again, up to a power cut.
-fn life(site: &Site, seed: u64, lost: &[usize], test: impl AsyncFnOnce(&Machine) -> Result<(), ArrayError>) {
+/// Runs a test in a world in which no page stays in memory that can be read again.
+pub fn run<R>(
+    site: &Site,
+    seed: u64,
+    lost: &[usize],
+    test: impl AsyncFnOnce(&Machine) -> Result<R, ArrayError>,
+) -> (World, R) {
     let world = World::new(seed);
     let done = world.run(async {
         let roster = Roster::with_table_memory(&world.env(), Some(1));
         let machine = site.open_with(&world, lost, &roster).await?;
         test(&machine).await
     });
-    done.unwrap().unwrap();
+    (world, done.unwrap().unwrap())
+}
+
+/// One such life, up to a power cut.
+fn life(site: &Site, seed: u64, lost: &[usize], test: impl AsyncFnOnce(&Machine) -> Result<(), ArrayError>) {
+    let (world, ()) = run(site, seed, lost, test);
     site.cut(&world);
+}
+
+/// Writes all stripes, in many pages of the table.
+pub async fn write_all(machine: &Machine) -> Result<(), ArrayError> {
+    assert!(STRIPES > 4 * machine.array.geometry().stripes_per_page());
+    for stripe in 0..STRIPES {
+        write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
+    }
+    machine.volume.flush().await
 }
 
 /// A site with written stripes in many pages of its table.
 fn written(spec: CreateSpec) -> Site {
     let site = Site::new(spec);
-    life(&site, 9700, &[], async |machine| {
-        assert!(STRIPES > 4 * machine.array.geometry().stripes_per_page());
-        for stripe in 0..STRIPES {
-            write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
-        }
-        machine.volume.flush().await
-    });
+    life(&site, 9700, &[], async |machine| write_all(machine).await);
     site
 }
 

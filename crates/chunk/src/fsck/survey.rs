@@ -4,7 +4,7 @@
 //! beyond its chunk or beyond the volume owns nothing.
 
 use crate::ChunkError;
-use crate::allocator::{Allocator, STRIPES_AT_A_TIME};
+use crate::allocator::{Allocator, WrittenStripes};
 use crate::free::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
 use crate::rows::{
     ChunkKey, Counter, Extent, FileRow, ForeignKey, MapRow, Owner, all_accounts, all_files, all_groups,
@@ -423,13 +423,10 @@ impl Survey {
     }
 
     async fn judge_stripes(&mut self, volume: &Volume, allocator: &Allocator) -> Result<(), ChunkError> {
-        let (per_stripe, mut from, mut bare) = (volume.stripe_blocks(), 0, 0u64);
+        let (per_stripe, mut all, mut bare) = (volume.stripe_blocks(), WrittenStripes::new(volume), 0u64);
         // Stripes that wait to be discarded are known, and those in a discard count as used.
         let is_free = |stripe: u64| allocator.space().is_empty(stripe) && !allocator.is_idle(stripe);
-        loop {
-            let written = volume.written(from, STRIPES_AT_A_TIME).await?;
-            let Some(last) = written.last() else { break };
-            from = last + 1;
+        while let Some(written) = all.next().await? {
             for stripe in written {
                 let mut blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
                 if is_free(stripe)
@@ -459,11 +456,9 @@ pub(crate) async fn mark_unmarked(
     allocator: &Allocator,
     chunk_blocks: u32,
 ) -> Result<(), ChunkError> {
-    let mut from = 0;
+    let mut all = WrittenStripes::new(volume);
     loop {
-        let written = volume.written(from, STRIPES_AT_A_TIME).await?;
-        let Some(last) = written.last() else { return Ok(()) };
-        from = last + 1;
+        let Some(written) = all.next().await? else { return Ok(()) };
         if written.iter().any(|stripe| allocator.space().is_empty(*stripe)) {
             break;
         }

@@ -26,10 +26,6 @@ fn random() -> impl FnMut(u64) -> u64 {
     }
 }
 
-fn is_written(entry: &[u64]) -> bool {
-    entry[HEAD..].iter().any(|version| *version != 0)
-}
-
 /// The table of an array, and the pages that its checkpoints wrote.
 struct Bed {
     geometry: Geometry,

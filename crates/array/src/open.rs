@@ -114,7 +114,7 @@ fn first_carriers(spec: &CreateSpec, geometry: &Geometry) -> Vec<u16> {
 }
 
 /// The root of an array that never logged anything.
-fn first_root(array: ArrayId) -> Root {
+pub(crate) fn first_root(array: ArrayId) -> Root {
     Root {
         array,
         seq: 0,
@@ -131,6 +131,7 @@ fn first_root(array: ArrayId) -> Root {
         behind: MemberSet::NONE,
         applied: LogSeq(0),
         resets: BTreeMap::new(),
+        stale_on: MemberSet::NONE,
     }
 }
 
@@ -428,6 +429,7 @@ async fn begin_incarnation(array: &Array, last: &Root, started: bool) -> Result<
         // The changes of replay are in memory alone.
         applied: last.applied,
         resets: last.resets.clone(),
+        stale_on: last.stale_on,
         ..array.checkpoints.root_of_now()
     };
     assert!(root.incarnation > last.incarnation, "an opening raises the incarnation");

@@ -9,7 +9,7 @@ use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version}
 use std::collections::BTreeMap;
 
 const MAGIC: &[u8; 4] = b"PROT";
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 
 /// A checkpoint's root. Each carrier has two places for it; checkpoint `seq` goes to place `seq % 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub struct Root {
     /// By member, the checkpoint from which on every page of the table has its last reset. Pages of earlier
     /// ones lack it: every strip on the member is stale.
     pub resets: BTreeMap<MemberNo, u64>,
+    /// Every member on which a strip is stale by the table. There may be none on some of them.
+    pub stale_on: MemberSet,
 }
 
 impl Root {
@@ -69,24 +71,25 @@ impl Root {
             .u64(self.replay_seq.0);
         enc.u64(self.durable.0).u64(self.applied.0).u64(self.versions_reserved.0).u64(self.order);
         self.table.encode(&mut enc);
-        enc.u64(self.epoch.0).u16(to_u16(self.behind.len()));
-        self.behind.iter().for_each(|member| {
-            enc.u16(member.number());
-        });
+        enc.u64(self.epoch.0);
+        encode_members(&mut enc, self.behind);
         enc.u16(to_u16(self.resets.len()));
         self.resets.iter().for_each(|(member, checkpoint)| {
             enc.u16(member.number()).u64(*checkpoint);
         });
+        encode_members(&mut enc, self.stale_on);
         seal_block(&mut enc)
     }
 
     /// True if there is a log, which starts no later than behind what was durable, as the incarnation did,
-    /// and the table has neither changes that may be lost nor resets that it cannot have.
+    /// and the table has neither changes that may be lost nor resets that it cannot have, nor stale strips on
+    /// members of which nothing is said.
     pub(crate) fn is_sound(&self) -> bool {
         let behind = self.durable.next();
         let begins = self.replay_segment > 0 && self.replay_seq.0 > 0 && self.replay_seq <= behind;
         let has_no_more = self.applied <= self.durable && self.resets.values().all(|at| *at <= self.seq);
-        begins && self.incarnation_start <= behind && has_no_more
+        let says_where = self.table.most_stale == 0 || !self.stale_on.is_empty();
+        begins && self.incarnation_start <= behind && has_no_more && says_where
     }
 
     /// True if none of its numbers is far ahead of that of `other`.
@@ -131,6 +134,7 @@ impl Root {
             epoch: Epoch(dec.counter_with_room()?),
             behind: decode_members(&mut dec)?,
             resets: decode_resets(&mut dec)?,
+            stale_on: decode_members(&mut dec)?,
         };
         dec.zeros("the rest of the block", dec.left())?;
         Ok(root)
@@ -148,6 +152,14 @@ fn decode_resets(dec: &mut Dec<'_>) -> Result<BTreeMap<MemberNo, u64>, DecodeErr
         resets.insert(member, checkpoint);
     }
     Ok(resets)
+}
+
+/// Encodes a list of members.
+fn encode_members(enc: &mut Enc, members: MemberSet) {
+    enc.u16(to_u16(members.len()));
+    members.iter().for_each(|member| {
+        enc.u16(member.number());
+    });
 }
 
 fn decode_member(dec: &mut Dec<'_>) -> Result<MemberNo, DecodeError> {

@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::root::Root;
 use crate::members::Members;
+use crate::place::MemberSet;
 use crate::place::SegmentNo;
 use crate::ranks;
 use crate::site::Site;
@@ -115,6 +116,7 @@ impl Checkpoints {
             applied: self.chain.durable(),
             table: update.top(),
             resets: self.stripes.table().resets().clone(),
+            stale_on: self.stripes.table().stale_on(),
             ..self.root_of_now()
         };
         Begun { root, update, released }
@@ -169,6 +171,7 @@ impl Checkpoints {
             epoch: self.members.claim().epoch,
             behind: self.members.owed_labels(),
             resets: BTreeMap::new(),
+            stale_on: MemberSet::NONE,
         }
     }
 

@@ -71,7 +71,7 @@ pub(super) async fn read_index(
     root: &Root,
     carriers: &[Slice],
 ) -> Result<u64, ArrayError> {
-    stripes.table_mut().load_root(root.seq, root.table, root.resets.clone());
+    stripes.table_mut().load_root(root);
     let (tree, mut bad) = (stripes.table().index().tree().clone(), 0);
     // From the top down: each level is proved by the one above.
     let mut level: Vec<u64> = Some(tree.top()).filter(|_| !root.table.is_none()).into_iter().collect();

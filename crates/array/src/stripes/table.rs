@@ -17,12 +17,14 @@
 //!   what the log could lose;
 //! - a page that was changed since the last committed checkpoint is in memory;
 //! - an unwritten stripe has no stale strip, and none that has moved;
+//! - `stale_on` has every member on which a strip is stale, by pages in memory or not, lost or not;
 //! - the count has every written stripe of the pages that it has come to, as it is in the table.
 
 use super::census::{Census, StripeState};
 use super::count::Count;
 use super::index::{Index, Update, agrees};
 use crate::format::index_page::PageRef;
+use crate::format::root::Root;
 use crate::format::table_page::{TablePage, entry_words};
 use crate::geometry::Geometry;
 use crate::layout::Layout;
@@ -93,6 +95,7 @@ pub(crate) struct StripeTable {
     count: Count,
     /// By member, the first checkpoint that has its last reset.
     resets: BTreeMap<MemberNo, u64>,
+    stale_on: MemberSet,
     /// The last checkpoint that began.
     checkpoint: u64,
     memory: Rc<TableMemory>,
@@ -117,6 +120,7 @@ impl StripeTable {
             written: 0,
             count: Count::new(layout, geometry.table_pages()),
             resets: BTreeMap::new(),
+            stale_on: MemberSet::NONE,
             checkpoint: 0,
             memory: memory.clone(),
             hand: 0,
@@ -124,11 +128,12 @@ impl StripeTable {
         }
     }
 
-    /// The table is that of checkpoint `seq`: its topmost page, and the resets of members that it has.
-    pub(crate) fn load_root(&mut self, seq: u64, top: PageRef, resets: BTreeMap<MemberNo, u64>) {
+    /// The table is that of a checkpoint.
+    pub(crate) fn load_root(&mut self, root: &Root) {
         assert!(self.pages.is_empty(), "a table is loaded once");
-        self.index.load_top(top);
-        (self.checkpoint, self.written, self.resets) = (seq, top.written, resets);
+        self.index.load_top(root.table);
+        (self.checkpoint, self.written) = (root.seq, root.table.written);
+        (self.resets, self.stale_on) = (root.resets.clone(), root.stale_on);
     }
 
     /// A stripe's page, and its index there.
@@ -355,13 +360,30 @@ impl StripeTable {
     /// Begins a count in which strips on the `absent` members are lacking, and strips on the `watched` ones
     /// are counted.
     pub(crate) fn begin_count(&mut self, absent: MemberSet, watched: MemberSet) {
+        self.settle_stale_on();
         self.count.begin(absent, watched);
+    }
+
+    /// Takes members out on which no strip is stale, if that is known.
+    fn settle_stale_on(&mut self) {
+        if self.is_counted() && self.absent.is_empty() {
+            let census = self.count.census();
+            let of_now: MemberSet =
+                self.layout.all_members().iter().filter(|member| census.on(*member).stale > 0).collect();
+            assert!(of_now.without(self.stale_on).is_empty(), "{of_now:?} of {:?}", self.stale_on);
+            self.stale_on = of_now;
+        }
+    }
+
+    /// Every member on which a strip is stale; maybe others.
+    pub(crate) fn stale_on(&self) -> MemberSet {
+        self.stale_on
     }
 
     /// The counts so far do not hold any more.
     fn count_anew(&mut self) {
         let (absent, watched) = (self.census().absent(), self.census().watched());
-        self.begin_count(absent, watched);
+        self.count.begin(absent, watched);
     }
 
     /// Counts the stripes of at most `most` more pages.
@@ -435,6 +457,9 @@ impl StripeTable {
     /// True if a stripe may lack a strip on another member than these. It does not, if this is false.
     pub(crate) fn may_lack_beyond(&self, members: MemberSet) -> bool {
         let others = self.layout.all_members().without(members);
+        if !self.stale_on.meets(others) {
+            return false;
+        }
         let census = self.census();
         // Pages that could not be read were counted as if they had no stripe.
         let unread = self.absent.iter().filter(|(_, is_lost)| !**is_lost).map(|(page, _)| *page);
@@ -487,6 +512,10 @@ impl StripeTable {
             "stripe {stripe} has stale or moved strips and holds nothing"
         );
         if before != after {
+            let StripeState { stale, moves } = after.unwrap_or_default();
+            for position in stale.iter() {
+                self.stale_on.insert(self.layout.place(stripe, position, moves).member);
+            }
             self.written = self.written + u64::from(after.is_some()) - u64::from(before.is_some());
             if self.count.changed(page, stripe, (before, after)) {
                 let worst = self
@@ -563,6 +592,7 @@ impl StripeTable {
         }
         self.resets.insert(member, self.checkpoint + 1);
         if self.pages_from(0).any(|page| self.lacks_page(page)) {
+            self.stale_on.insert(member);
             self.count_anew();
         }
     }
@@ -604,6 +634,7 @@ impl StripeTable {
     /// [`Self::commit`].
     pub(crate) fn update(&mut self, array: ArrayId, seq: u64) -> Update {
         assert!(seq > self.checkpoint && self.begun.is_empty(), "checkpoint {seq} after {}", self.checkpoint);
+        self.settle_stale_on();
         let dirty = std::mem::take(&mut self.dirty_pages).into_iter();
         let (pages, of_index): (BTreeSet<u64>, BTreeSet<u64>) =
             dirty.partition(|page| self.index.tree().is_leaf(*page));

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// One life as in [`paging`], at whose end every write lands.
-fn life<R>(
+pub fn life<R>(
     site: &Site,
     seed: u64,
     lost: &[usize],
@@ -26,7 +26,7 @@ fn life<R>(
 }
 
 /// No carrier has a page any more.
-fn lose_page(disks: &[Rc<SimDisk>], geo: &Geometry, page: u64) {
+pub fn lose_page(disks: &[Rc<SimDisk>], geo: &Geometry, page: u64) {
     for disk in disks {
         for place in 0..2 {
             let at = (SLICE_AT + geo.page_at(page, place)) / BLOCK_BYTES as u64;

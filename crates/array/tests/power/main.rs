@@ -13,6 +13,7 @@ mod hostile;
 mod labels;
 mod lost;
 mod lost_pages;
+mod many_pages;
 mod moving;
 mod opened;
 mod opened_log;

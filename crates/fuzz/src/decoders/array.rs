@@ -180,6 +180,7 @@ pub(super) const ROOT: Decoder = Decoder {
             behind: MemberSet::one(MemberNo::new(200)),
             applied: LogSeq(43),
             resets: BTreeMap::from([(MemberNo::new(0), 1), (MemberNo::new(255), 3)]),
+            stale_on: MemberSet::first(256),
         };
         vec![root.encode().to_vec()]
     },

@@ -2,6 +2,7 @@ use super::*;
 use crate::format::index_page::IndexPage;
 use crate::geometry::CreateSpec;
 use crate::members::StripsOn;
+use crate::open::first_root;
 use penstock_base::{Buf, Id128};
 use penstock_layout::Shape;
 
@@ -62,11 +63,22 @@ impl Bed {
         self.table.commit(update);
     }
 
+    /// A root of this table.
+    fn root(&self) -> Root {
+        Root {
+            seq: self.table.checkpoint,
+            table: self.table.index().top(),
+            resets: self.table.resets.clone(),
+            stale_on: self.table.stale_on(),
+            ..first_root(ARRAY)
+        }
+    }
+
     /// The same array after a start.
     fn opened(&self, memory: usize) -> Self {
         let mut opened = Self { disk: self.disk.clone(), ..Self::new(memory) };
-        let (top, tree) = (self.table.index().top(), self.geometry.page_tree());
-        opened.table.load_root(self.table.checkpoint, top, self.table.resets.clone());
+        let tree = self.geometry.page_tree();
+        opened.table.load_root(&self.root());
         for page in (0..tree.pages()).rev().filter(|page| !tree.is_leaf(*page)) {
             if !opened.table.index().page(page).is_none() {
                 let found = IndexPage::decode(&self.disk[&page]).unwrap();
@@ -127,6 +139,7 @@ impl Bed {
         assert!((0..7).all(|lacking| census.lacking_exactly(lacking) == by_lacking[lacking]));
         for (member, (strips, stale, moved_away)) in on.into_iter().enumerate() {
             let member = MemberNo::new(member);
+            assert!(stale == 0 || self.table.stale_on().contains(member));
             let strips = if census.watched().contains(member) { strips } else { 0 };
             assert_eq!(census.on(member), StripsOn { strips, stale, moved_away });
         }
@@ -286,7 +299,7 @@ fn a_page_that_names_a_spare_place_that_there_is_not_is_refused() {
     let mut found =
         IndexPage { array: ARRAY, index: geometry.page_tree().top(), checkpoint: 1, level: 1, refs };
     found.refs[0] = PageRef { written: 1, has_moves: true, ..PageRef::NONE };
-    table.load_root(1, found.refs[0], BTreeMap::new());
+    table.load_root(&Root { seq: 1, table: found.refs[0], ..first_root(ARRAY) });
     assert!(table.index_mut().load(found.index, found.clone()));
     assert!(!table.load_page(0, words.clone()));
     words[2] = 1;

@@ -49,6 +49,7 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyRep
         ("fs_free_bytes", "Free space of the file system", fs.free_bytes),
         ("fs_meta_used_bytes", "Bytes of metadata rows", fs.meta_used_bytes),
         ("fs_meta_budget_bytes", "Bytes that metadata rows may take", fs.meta_budget_bytes),
+        ("fs_swept", "1 once all written stripes that hold nothing are found", fs.swept.into()),
     ] {
         text.family(name, "gauge", help);
         text.sample(name, "", value);
@@ -64,6 +65,7 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyRep
             fs.rewritten_chunks,
         ),
         ("fs_logged_chunks_total", "Whole chunks that took the log", fs.logged_chunks),
+        ("fs_group_reads_total", "Allocation groups that were read", fs.group_reads),
     ] {
         text.family(name, "counter", help);
         text.sample(name, "", value);

@@ -6,6 +6,7 @@ mod array;
 mod bed;
 pub mod codec;
 pub mod files;
+mod made_kv;
 pub mod model;
 mod spread;
 mod table;

@@ -1,17 +1,20 @@
-//! Benchmark of the stripe table of a large array: the cost of opening the array, its memory, and a report.
+//! Benchmark of the stripe table of a large array, and of the free space on it: the cost of opening the array
+//! and its target, their memory, and a report.
 //!
 //! The drives keep only what is written. They generate the pages of the table when they are read, by the same
 //! code that encodes them, with every stripe marked as written, and have the index over them. So an array of
 //! any size can be opened.
 
 use crate::bed::{SLICE_AT, online};
+use crate::made_kv::MadeKv;
 use penstock_array::format::index_page::{IndexPage, PageRef};
 use penstock_array::format::root::Root;
 use penstock_array::format::table_page::TablePage;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::page_tree::PageTree;
-use penstock_array::{Array, ArrayError, CreateSpec, Geometry, Lacking, Roster, create, open};
-use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Env, LocalBoxFuture, Stripe};
+use penstock_array::{Array, ArrayError, CreateSpec, Geometry, Lacking, Roster, Volume, create, open};
+use penstock_base::{ArrayId, BLOCK_BYTES, Buf, BufMut, Env, Gate, LocalBoxFuture, Stripe};
+use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::{Class, Drive, DriveError, Io, Slice};
 use serde::Serialize;
 use std::cell::{OnceCell, RefCell};
@@ -50,6 +53,12 @@ pub struct TableLine {
     pub create_s: f64,
     /// Seconds that it took to open the array.
     pub open_s: f64,
+    /// Seconds that it took to open a target on it, all of whose blocks are used but for a few stripes.
+    pub target_s: f64,
+    /// Seconds after which the target had found these stripes, in the background.
+    pub swept_s: f64,
+    /// Peak of the added memory in MiB until then, with that of the array, and what earlier openings left.
+    pub swept_mib: u64,
     /// Resident memory in MiB that the open array adds to the process.
     pub memory_mib: u64,
     /// Peak of the added memory in MiB while the array opened.
@@ -202,6 +211,28 @@ fn slices(env: &Env, bench: TableBench, made: &Rc<OnceCell<Made>>) -> Result<Vec
     Ok((0..(bench.k + bench.m) as u64).map(drive).collect())
 }
 
+/// Opens a target on a full array. Returns the seconds that it took, and those until it had found all written
+/// stripes that hold nothing.
+async fn open_target(env: &Env, array: &Rc<Array>) -> Result<(f64, f64), ArrayError> {
+    let start = Instant::now();
+    let volume = Volume::whole(array);
+    let rows = Rc::new(MadeKv::new(volume.blocks(), volume.stripe_blocks()));
+    let config = TargetConfig::for_volume(&volume, 1);
+    let free_blocks = rows.empty_stripes() * volume.stripe_blocks();
+    let opened = Target::open(env, volume, rows, Rc::<Gate>::default(), config).await;
+    let target = opened.map_err(|error| invalid(&error.to_string()))?;
+    let target_s = start.elapsed().as_secs_f64();
+    if target.usage().free_blocks != free_blocks {
+        return Err(invalid("the space that was opened is not the one that was made"));
+    }
+    while !target.is_swept() {
+        env.sleep(Duration::from_millis(1)).await;
+    }
+    let swept_s = start.elapsed().as_secs_f64();
+    target.stop();
+    Ok((target_s, swept_s))
+}
+
 /// Runs the benchmark on the worker that calls it.
 pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayError> {
     let made: Rc<OnceCell<Made>> = Rc::default();
@@ -261,12 +292,22 @@ pub async fn run_table(env: &Env, bench: TableBench) -> Result<TableLine, ArrayE
     }
     let [_, counted] = memory_mib()?;
     array.stop();
+    drop(array);
+    // Last, because it discards the stripes.
+    forget_peak()?;
+    let array = open_now(members).await?;
+    let (target_s, swept_s) = open_target(env, &array).await?;
+    let [_, swept] = memory_mib()?;
+    array.stop();
     Ok(TableLine {
         tib: bench.tib,
         stripes: geometry.stripes,
         table_mib: (2 * geometry.pages() * BLOCK) >> 20,
         create_s,
         open_s,
+        target_s,
+        swept_s,
+        swept_mib: swept.saturating_sub(before),
         memory_mib: now.saturating_sub(before),
         peak_mib: most.saturating_sub(before),
         used_mib: used.saturating_sub(before),

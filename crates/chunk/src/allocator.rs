@@ -10,59 +10,53 @@
 //! - a stripe in a discard is marked in *used*, so that nothing is written there before the discard is done;
 //! - a discard never takes blocks that are reserved;
 //! - at most one batch is in flight, so a write that lacks space waits for that batch and no longer;
-//! - every empty stripe that is not yet discarded on the drives is in [`Idle`].
+//! - every empty stripe that is not yet discarded on the drives is in [`Idle`], or the sweep ([`sweep`]) has
+//!   not come to it; a written stripe that it has not come to is neither allocated nor discarded.
 //!
-//! Power cut: a written stripe that nothing owns stays written until the next start finds it. A stripe that
-//! is unwritten in the table but was not discarded on the drives keeps its space there until it is written
-//! and freed again.
+//! Power cut: a written stripe that nothing owns stays written until the sweep of the next start finds it. A
+//! stripe that is unwritten in the table but was not discarded on the drives keeps its space there until it
+//! is written and freed again.
+
+mod groups;
+mod sweep;
 
 use crate::ChunkError;
-use crate::free::{Run, Space, SpaceUsage};
+use crate::free::{Kind, Run, Space, SpaceUsage};
 use crate::idle::Idle;
 use crate::ranks;
+pub(crate) use groups::words_of;
 use penstock_array::{ArrayError, Discard, Volume};
 use penstock_base::Env;
 use penstock_base::rank::{RankedGuard, RankedMutex};
+use penstock_kv::Kv;
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
+pub(crate) use sweep::WrittenStripes;
 use tokio::sync::Notify;
 
 /// Most stripes in one batch.
 const BATCH: u64 = 64;
 /// Pause after a batch: with full batches of 1 MiB stripes, about 3 GB are discarded per second.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Written stripes that are looked up at the same time.
-const STRIPES_AT_A_TIME: usize = 4096;
 /// Shortest time that a stripe rests before it is discarded on the drives. The longest is about twice that.
 const REST: Duration = Duration::from_secs(5);
-
-/// The written stripes of a volume, in ascending order and some at a time.
-pub(crate) struct WrittenStripes<'a> {
-    volume: &'a Volume,
-    from: u64,
-}
-
-impl<'a> WrittenStripes<'a> {
-    pub(crate) fn new(volume: &'a Volume) -> Self {
-        Self { volume, from: 0 }
-    }
-
-    /// The next ones; none behind the last.
-    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u64>>, ArrayError> {
-        let written = self.volume.written(self.from, STRIPES_AT_A_TIME).await?;
-        let Some(last) = written.last() else { return Ok(None) };
-        self.from = last + 1;
-        Ok(Some(written))
-    }
-}
 
 /// The free space of one target.
 pub(crate) struct Allocator {
     env: Env,
     volume: Volume,
+    kv: Rc<dyn Kv>,
+    chunk_blocks: u32,
     space: RefCell<Space>,
+    /// Locked while a group is read.
+    loading: RankedMutex<()>,
+    group_reads: Cell<u64>,
+    /// Locked while written stripes without an owner are looked for.
+    sweeping: RankedMutex<()>,
+    /// The sweep has come to the stripes before this one.
+    swept: Cell<u64>,
     idle: RefCell<Idle>,
     has_idle: Notify,
     /// Locked while a batch of idle stripes is discarded.
@@ -72,11 +66,23 @@ pub(crate) struct Allocator {
 }
 
 impl Allocator {
-    pub(crate) fn new(env: &Env, volume: &Volume, space: Space) -> Rc<Self> {
+    pub(crate) fn new(
+        env: &Env,
+        volume: &Volume,
+        kv: &Rc<dyn Kv>,
+        space: Space,
+        chunk_blocks: u32,
+    ) -> Rc<Self> {
         Rc::new(Self {
             env: env.clone(),
             volume: volume.clone(),
+            kv: kv.clone(),
+            chunk_blocks,
             space: RefCell::new(space),
+            loading: RankedMutex::new(ranks::LOAD, ()),
+            group_reads: Cell::new(0),
+            sweeping: RankedMutex::new(ranks::SWEEP, ()),
+            swept: Cell::new(0),
             idle: RefCell::default(),
             has_idle: Notify::new(),
             discarding: RankedMutex::new(ranks::DISCARD, ()),
@@ -94,6 +100,11 @@ impl Allocator {
     /// Stripes discarded so far, in the stripe table only or on the drives as well.
     pub(crate) fn discarded_stripes(&self) -> u64 {
         self.discarded_stripes.get()
+    }
+
+    /// Allocation groups read so far.
+    pub(crate) fn group_reads(&self) -> u64 {
+        self.group_reads.get()
     }
 
     /// The bitmaps. Let go of them before the next wait.
@@ -145,15 +156,74 @@ impl Allocator {
     /// discard.
     pub(crate) async fn allocate_reserved(&self, wanted: u64) -> Result<Run, ChunkError> {
         assert!(wanted > 0, "a run has a block");
-        let is_readable = |stripe: u64| !self.volume.is_unreadable(stripe);
-        let mut run = self.space.borrow_mut().allocate(wanted, is_readable);
+        let mut run = self.allocate(wanted).await?;
+        if run.is_none() && !self.is_swept() {
+            // They are in stripes that it has not come to.
+            self.sweep().await?;
+            run = self.allocate(wanted).await?;
+        }
         if run.is_none() {
             // The missing blocks are in a running discard.
             let _no_discard = self.discarding.lock().await;
-            run = self.space.borrow_mut().allocate(wanted, is_readable);
+            run = self.allocate(wanted).await?;
         }
         assert!(run.is_none_or(|(_, count)| (1..=wanted).contains(&count)), "{run:?} for {wanted} blocks");
         run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: wanted })
+    }
+
+    /// Allocates one run of up to `wanted` blocks; none if no block is free that may be used.
+    async fn allocate(&self, wanted: u64) -> Result<Option<Run>, ChunkError> {
+        loop {
+            let freed_before = self.space.borrow().freed();
+            for kind in [Kind::Partial, Kind::Empty] {
+                let groups = self.space.borrow().groups();
+                let mut from = 0;
+                while let Some(group) = self.next_group(kind, from) {
+                    self.load(group).await?;
+                    if let Some(stripe) = self.usable_in(group, kind).await? {
+                        assert!(self.is_loaded(stripe), "group {group} is in memory until the next wait");
+                        return Ok(Some(self.space.borrow_mut().allocate(stripe, wanted)));
+                    }
+                    from = group + 1;
+                    if from == groups.count() {
+                        break;
+                    }
+                }
+            }
+            // Blocks may have been freed in a group that was passed already.
+            if self.space.borrow().freed() == freed_before {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn next_group(&self, kind: Kind, from: u64) -> Option<u64> {
+        let space = self.space.borrow();
+        space.next_group(kind, from..space.groups().count())
+    }
+
+    /// The first stripe of a kind in a group from which blocks may be allocated. The group is in memory
+    /// until the next wait.
+    async fn usable_in(&self, group: u64, kind: Kind) -> Result<Option<u64>, ChunkError> {
+        let mut written = BTreeSet::new();
+        loop {
+            let is_usable = |stripe: u64| !self.volume.is_unreadable(stripe) && !written.contains(&stripe);
+            let found = self.space.borrow().first_in(group, kind, is_usable);
+            let Some(stripe) = found else { return Ok(None) };
+            if kind == Kind::Partial || self.is_judged(stripe) {
+                return Ok(Some(stripe));
+            }
+            match self.volume.is_unwritten(stripe).await {
+                Ok(true) => {}
+                Ok(false) | Err(ArrayError::Damaged { .. }) => _ = written.insert(stripe),
+                Err(error) => return Err(error.into()),
+            }
+            // It may have left the memory, and the stripe may be in use.
+            self.load(group).await?;
+            if !written.contains(&stripe) && self.space.borrow().is_empty(stripe) {
+                return Ok(Some(stripe));
+            }
+        }
     }
 
     /// Frees runs for allocation and adds the stripes that are empty now to the idle ones.
@@ -165,18 +235,6 @@ impl Allocator {
         if self.idle.borrow_mut().add(empty) {
             self.has_idle.notify_one();
         }
-    }
-
-    /// Adds written stripes in which nothing is allocated: leftovers of writes that a crash kept from being
-    /// committed.
-    pub(crate) async fn add_unowned(&self) -> Result<(), ChunkError> {
-        let mut all = WrittenStripes::new(&self.volume);
-        while let Some(written) = all.next().await? {
-            let space = self.space.borrow();
-            self.idle.borrow_mut().add(written.into_iter().filter(|stripe| space.is_empty(*stripe)));
-        }
-        self.has_idle.notify_one();
-        Ok(())
     }
 
     /// Discards stripes that have rested, one batch at a time, until the target is closed.
@@ -211,18 +269,26 @@ impl Allocator {
     pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
         // Nothing is awaited between this test and the allocation that relies on it.
         let has_space = || self.space.borrow().has_beside_reservations(self.volume.stripe_blocks(), mine);
-        let take = |stripe| has_space() && self.space.borrow_mut().take_stripe(stripe);
+        let take = async |stripe| {
+            self.load_of(stripe).await?;
+            Ok::<_, ChunkError>(has_space() && self.space.borrow_mut().take_stripe(stripe))
+        };
         let mut written = BTreeSet::new();
         while has_space() {
             let reusable = self.idle.borrow_mut().take_reusable();
             if let Some(stripe) = reusable {
-                match self.volume.is_unwritten(stripe).await {
-                    Ok(true) if take(stripe) => return Ok(Some(stripe)),
+                let taken = match self.volume.is_unwritten(stripe).await {
+                    Ok(true) => take(stripe).await,
                     // Nobody can use a stripe whose page is lost.
-                    Ok(_) | Err(ArrayError::Damaged { .. }) => continue,
+                    Ok(false) | Err(ArrayError::Damaged { .. }) => Ok(false),
+                    Err(error) => Err(error.into()),
+                };
+                match taken {
+                    Ok(true) => return Ok(Some(stripe)),
+                    Ok(false) => continue,
                     Err(error) => {
                         self.idle.borrow_mut().add_reusable(stripe..stripe + 1);
-                        return Err(error.into());
+                        return Err(error);
                     }
                 }
             }
@@ -230,16 +296,30 @@ impl Allocator {
                 let may_be_unwritten = |stripe: u64| {
                     !written.contains(&stripe) && self.volume.knows_unwritten(stripe) != Some(false)
                 };
-                let found = self.space.borrow().last_empty(may_be_unwritten);
-                let Some(stripe) = found else { break };
+                let Some(stripe) = self.last_empty(may_be_unwritten).await? else { break };
                 match self.volume.is_unwritten(stripe).await {
-                    Ok(true) if take(stripe) => return Ok(Some(stripe)),
+                    Ok(true) if take(stripe).await? => return Ok(Some(stripe)),
                     Ok(_) | Err(ArrayError::Damaged { .. }) => written.insert(stripe),
                     Err(error) => return Err(error.into()),
                 };
             }
         }
         Ok(None)
+    }
+
+    /// The last empty stripe for which `usable` is true.
+    async fn last_empty(&self, usable: impl Fn(u64) -> bool) -> Result<Option<u64>, ChunkError> {
+        let mut until = self.space.borrow().groups().count();
+        loop {
+            let group = self.space.borrow().last_group(until);
+            let Some(group) = group else { return Ok(None) };
+            self.load(group).await?;
+            let found = self.space.borrow().last_empty_in(group, &usable);
+            if found.is_some() {
+                return Ok(found);
+            }
+            until = group;
+        }
     }
 
     /// Discards one run of idle stripes: any with [`Discard::InTable`], else only rested ones. Returns the
@@ -252,7 +332,7 @@ impl Allocator {
             return Ok(found);
         }
         let per_stripe = self.volume.stripe_blocks();
-        let Some((first, count)) = self.take_idle(how) else { return Ok(0) };
+        let Some((first, count)) = self.take_idle(how).await? else { return Ok(0) };
         assert!((1..=BATCH).contains(&count), "a batch of {count} stripes");
         self.space.borrow_mut().set_discarding(count * per_stripe);
         let result = self.volume.discard(first, count, how).await;
@@ -275,21 +355,29 @@ impl Allocator {
     }
 
     /// Takes the first run of idle stripes that are still empty, as first stripe and count.
-    fn take_idle(&self, how: Discard) -> Option<(u64, u64)> {
+    async fn take_idle(&self, how: Discard) -> Result<Option<(u64, u64)>, ChunkError> {
         let per_stripe = self.volume.stripe_blocks();
-        let mut idle = self.idle.borrow_mut();
-        let mut space = self.space.borrow_mut();
         let mut run: Option<(u64, u64)> = None;
         loop {
-            let Some(stripe) = idle.source(how).first().copied() else { return run };
+            let next = self.idle.borrow_mut().source(how).first().copied();
+            let Some(stripe) = next else { return Ok(run) };
             if run.is_some_and(|(first, count)| first + count != stripe || count == BATCH) {
-                return run;
+                return Ok(run);
             }
+            if !self.is_loaded(stripe) {
+                match self.load_of(stripe).await {
+                    Ok(()) => continue,
+                    // The stripes that were taken are in no set any more.
+                    Err(_) if run.is_some() => return Ok(run),
+                    Err(error) => return Err(error),
+                }
+            }
+            let mut space = self.space.borrow_mut();
             if space.usage().free_blocks < per_stripe {
                 // All free blocks are reserved for writes.
-                return run;
+                return Ok(run);
             }
-            idle.source(how).remove(&stripe);
+            self.idle.borrow_mut().source(how).remove(&stripe);
             if space.take_stripe(stripe) {
                 run = Some(run.map_or((stripe, 1), |(first, count)| (first, count + 1)));
             }

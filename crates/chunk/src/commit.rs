@@ -13,7 +13,7 @@ use crate::cache::{Changes, ChunkCache};
 use crate::files::FileState;
 use crate::free::Run;
 use crate::ranks;
-use crate::rows::{ChunkKey, FileRow, MapRow, group_key};
+use crate::rows::{ChunkKey, FileRow, MapRow};
 use crate::writeback::Writeback;
 use futures_util::future::join_all;
 use penstock_array::Volume;
@@ -180,10 +180,22 @@ impl Commits {
         mut writes: WriteSet,
     ) -> Result<(), ChunkError> {
         assert!(changes.iter().all(|change| change.key.file == file), "the changes are of one file");
+        if self.allocator.space().is_crowded() {
+            // Blocks that wait to be free keep many groups in memory.
+            self.sync().await?;
+        }
         let _one_at_a_time = self.one_at_a_time.lock().await;
         let allocated: Vec<Run> =
             changes.iter().flat_map(|change| change.map.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.map.freed.iter().copied()).collect();
+        // Those of allocated blocks are in memory already.
+        let _groups = match self.allocator.pin_groups(&freed).await {
+            Ok(groups) => groups,
+            Err(error) => {
+                changes.into_iter().for_each(Changes::put_back);
+                return Err(error);
+            }
+        };
         let blocks = |runs: &[Run]| runs.iter().map(|(_, count)| count).sum::<u64>();
         let old = state.row();
         let new = match state.next_row(blocks(&allocated), blocks(&freed)) {
@@ -223,13 +235,11 @@ impl Commits {
         }
         let account = self.accounts.change(file.branch, old, new, &mut writes);
         let mut space = self.allocator.space_mut().commit(allocated, &freed);
-        std::mem::take(&mut space.rows)
-            .into_iter()
-            .for_each(|(group, row)| _ = writes.put(group_key(group), row));
+        std::mem::take(&mut space.rows).into_iter().for_each(|(key, row)| _ = writes.put(key, row));
         match self.kv.commit(writes).await {
             Ok(()) => {
                 state.committed(new);
-                self.reclaim.borrow_mut().extend(space.into_freed());
+                self.reclaim.borrow_mut().extend(self.allocator.space_mut().end_commit(space));
                 Ok(())
             }
             Err(error) => {

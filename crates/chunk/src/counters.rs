@@ -17,4 +17,6 @@ pub struct TargetCounts {
     pub commits: u64,
     /// Stripes that were discarded, in the stripe table only or on the drives as well.
     pub discarded_stripes: u64,
+    /// Allocation groups that were read from the key-value store.
+    pub group_reads: u64,
 }

@@ -1,22 +1,41 @@
-//! Free space of a target, pure: bitmaps of used blocks, in memory and as the key-value store has them.
+//! Free space of a target, pure: used blocks by allocation groups, in memory and as the key-value store has
+//! them.
 //!
-//! There are two bitmaps. *Used* drives allocation: it has every allocated block, committed or not, and every
-//! freed block whose transaction is not durable. *Committed* is the content of the rows; only commits change
-//! it.
+//! For each group the counts of used blocks and empty stripes are in memory. Its bits are there as far as
+//! they are needed: whoever looks at a block, or changes it, loads the group of the block before. There are
+//! two bitmaps. *Used* drives allocation: it has every allocated block, committed or not, and every freed
+//! block whose transaction is not durable. *Committed* is the content of the row; only commits change it.
 //!
-//! Invariant: reservations and used blocks together never exceed the volume, except that blocks of a write in
-//! progress are both for a moment.
+//! Invariants:
+//! - reservations and used blocks together never exceed the volume, except that blocks of a write in progress
+//!   are both for a moment;
+//! - a group whose used blocks are not those of its row, as every later reader finds it, is in memory.
 //!
 //! Small extents come from partly used stripes, lowest first. Full stripes come from the top. So the two meet
 //! only when space is short.
 
-use crate::rows::encode_group;
-use penstock_base::num::{to_u32, to_usize};
-use std::collections::BTreeSet;
+mod bitmap;
+mod bits;
+mod group;
+mod group_set;
+mod groups;
 
-/// Blocks in an allocation group: its row has 4 KiB of bits.
-pub(crate) const GROUP_BLOCKS: u64 = 32 * 1024;
-const GROUP_WORDS: usize = to_usize(GROUP_BLOCKS) / 64;
+use crate::rows::{GROUPS_IN_A_ROW, counts_key, encode_counts, encode_group, group_key};
+pub(crate) use bitmap::Bitmap;
+use group::{Group, counts_of};
+use group_set::GroupSet;
+pub(crate) use groups::{GROUP_WORDS, Groups};
+use penstock_base::num::{to_u16, to_usize};
+use penstock_kv::Row;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+pub use crate::rows::Counts;
+
+/// Groups in memory above which those are given up that are not needed: 9 KiB each.
+const MOST_GROUPS: usize = if cfg!(test) { 2 } else { 1024 };
+/// Groups looked at to find some that may leave the memory.
+const LOOK: usize = 64;
 
 /// A run of volume blocks: first block and count.
 pub(crate) type Run = (u64, u64);
@@ -29,9 +48,10 @@ pub(crate) fn push_run(runs: &mut Vec<Run>, run: Run) {
     }
 }
 
-/// Counts derived from the bits: used blocks in total, used blocks by stripe, empty stripes, and partly used
-/// stripes.
-type Summary = (u64, Vec<u32>, BTreeSet<u64>, BTreeSet<u64>);
+/// The set bits of a group's words, in order, counted from the first block of the group.
+pub(crate) fn set_bits(words: &[u64]) -> impl Iterator<Item = u64> {
+    bits::set_bits(words)
+}
 
 /// Space of a target, in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,255 +64,218 @@ pub struct SpaceUsage {
     pub headroom_blocks: u64,
 }
 
-/// A change of the committed bitmap.
+/// A change of the committed bitmap. The groups that it concerns stay in memory until it is ended or undone.
 #[must_use]
 pub(crate) struct SpaceCommit {
-    /// Numbers and rows of the groups that changed.
-    pub(crate) rows: Vec<(u64, Vec<u8>)>,
+    /// The rows that change.
+    pub(crate) rows: Vec<Row>,
+    groups: BTreeSet<u64>,
     allocated: Vec<Run>,
     freed: Vec<Run>,
 }
 
-impl SpaceCommit {
-    /// The runs that were marked and are not any more.
-    pub(crate) fn into_freed(self) -> Vec<Run> {
-        self.freed
-    }
-}
-
-/// One bit per block, by allocation groups.
-#[derive(Clone)]
-pub(crate) struct Bitmap {
-    words: Vec<u64>,
-}
-
-impl Bitmap {
-    pub(crate) fn new(blocks: u64) -> Self {
-        Self { words: vec![0; to_usize(blocks.div_ceil(GROUP_BLOCKS)) * GROUP_WORDS] }
-    }
-
-    pub(crate) fn get(&self, block: u64) -> bool {
-        self.words[(block / 64) as usize] & (1 << (block % 64)) != 0
-    }
-
-    pub(crate) fn set(&mut self, block: u64, used: bool) {
-        let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
-        match used {
-            true => self.words[word] |= bit,
-            false => self.words[word] &= !bit,
-        }
-    }
-
-    /// Sets or clears the bits of a run. Panics if one of them has the new value already.
-    fn change(&mut self, (start, count): Run, used: bool) {
-        let end = start + count;
-        let mut at = start;
-        while at < end {
-            let (word, bit) = ((at / 64) as usize, at % 64);
-            let part = (64 - bit).min(end - at);
-            let mask = (u64::MAX >> (64 - part)) << bit;
-            let found = if used { self.words[word] & mask } else { !self.words[word] & mask };
-            assert_eq!(found, 0, "each of the blocks {at}+{part} is owned once");
-            self.words[word] ^= mask;
-            at += part;
-        }
-    }
-
-    /// Returns a group's bits as words of 64.
-    pub(crate) fn group(&self, group: u64) -> &[u64] {
-        &self.words[to_usize(group) * GROUP_WORDS..(to_usize(group) + 1) * GROUP_WORDS]
-    }
+/// The kind of stripe from which blocks are allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Some of its blocks are used.
+    Partial,
+    /// None is.
+    Empty,
 }
 
 /// The free space of one target.
 pub(crate) struct Space {
-    blocks: u64,
-    stripe_blocks: u64,
-    used: Bitmap,
-    committed: Bitmap,
-    /// Number of used blocks in each stripe.
-    fill: Vec<u32>,
-    /// Stripes with both used and free blocks.
-    partial: BTreeSet<u64>,
-    /// Stripes without a used block.
-    empty: BTreeSet<u64>,
+    groups: Groups,
+    counts: Vec<Counts>,
+    with_partial: GroupSet,
+    with_empty: GroupSet,
+    loaded: BTreeMap<u64, Group>,
+    /// The group at which the next look for groups that may go begins.
+    hand: u64,
     used_blocks: u64,
     reserved: u64,
     /// Used blocks that are taken only while their stripes are being discarded.
     discarding: u64,
-}
-
-/// Returns the blocks whose bits are set in a group's words, in order.
-pub(crate) fn bits(group: u64, words: &[u64]) -> impl Iterator<Item = u64> {
-    (group * GROUP_BLOCKS..).step_by(64).zip(words).flat_map(|(first, word)| {
-        let word = *word;
-        (0..64).filter(move |bit| word & (1 << bit) != 0).map(move |bit| first + bit)
-    })
-}
-
-/// Returns the runs of blocks whose bits are set in a group's words, in order.
-fn runs(group: u64, words: &[u64]) -> Vec<Run> {
-    let in_group = runs_within(words, 0, words.len() as u64 * 64);
-    in_group.into_iter().map(|(at, count)| (group * GROUP_BLOCKS + at, count)).collect()
-}
-
-/// Returns the runs of set bits between `from` and `until`, in order. Works by runs of bits, not bit by bit.
-fn runs_within(words: &[u64], from: u64, until: u64) -> Vec<Run> {
-    let mut runs = Vec::new();
-    let mut at = from;
-    while at < until {
-        let word = words[to_usize(at / 64)] >> (at % 64);
-        let in_word = (64 - at % 64).min(until - at);
-        let clear = u64::from(word.trailing_zeros()).min(in_word);
-        at += clear;
-        let set = u64::from((word.checked_shr(to_u32(clear)).unwrap_or(0)).trailing_ones());
-        let set = set.min(in_word - clear);
-        if set > 0 {
-            push_run(&mut runs, (at, set));
-        }
-        at += set;
-    }
-    runs
+    /// Blocks freed so far.
+    freed: u64,
 }
 
 impl Space {
     /// Free space of a volume of full stripes, all of it free.
     pub(crate) fn new(blocks: u64, stripe_blocks: u64) -> Self {
-        assert!(blocks.is_multiple_of(stripe_blocks), "{blocks} blocks are full stripes of {stripe_blocks}");
-        let stripes = blocks / stripe_blocks;
-        Self {
-            blocks,
-            stripe_blocks,
-            used: Bitmap::new(blocks),
-            committed: Bitmap::new(blocks),
-            fill: vec![0; to_usize(stripes)],
-            partial: BTreeSet::new(),
-            empty: (0..stripes).collect(),
+        let groups = Groups::new(blocks, stripe_blocks);
+        let count = groups.count();
+        let mut space = Self {
+            groups,
+            counts: vec![Counts::default(); to_usize(count)],
+            with_partial: GroupSet::new(count),
+            with_empty: GroupSet::new(count),
+            loaded: BTreeMap::new(),
+            hand: 0,
             used_blocks: 0,
             reserved: 0,
             discarding: 0,
-        }
+            freed: 0,
+        };
+        (0..count).for_each(|group| space.set_counts(group, space.free_counts(group)));
+        space
     }
 
-    /// Returns the number of allocation groups.
-    pub(crate) fn groups(&self) -> u64 {
-        self.blocks.div_ceil(GROUP_BLOCKS)
+    /// The groups of the volume.
+    pub(crate) fn groups(&self) -> Groups {
+        self.groups
     }
 
-    /// Returns the number of words in a group's row.
-    pub(crate) fn group_words() -> usize {
-        GROUP_WORDS
+    /// The counts of a group with these bits.
+    pub(crate) fn counts_of(&self, group: u64, words: &[u64]) -> Counts {
+        let range = self.groups.range(group);
+        counts_of(words, range.end - range.start, self.groups.stripe_blocks())
     }
 
-    /// Loads the bits of a group from its row; none of its blocks may be marked before. Ignores bits of
-    /// blocks that the volume does not have: a check reports them.
-    pub(crate) fn load_group(&mut self, group: u64, words: &[u64]) {
-        for (start, count) in runs(group, words) {
-            let count = count.min(self.blocks.saturating_sub(start));
-            if count > 0 {
-                self.committed.change((start, count), true);
-                self.mark((start, count), true);
+    /// The counts of a group without a used block.
+    pub(crate) fn free_counts(&self, group: u64) -> Counts {
+        let stripes = self.groups.stripes(group);
+        Counts { used: 0, empty: to_u16(to_usize(stripes.end - stripes.start)) }
+    }
+
+    /// True if a group can have these counts.
+    pub(crate) fn is_possible(&self, group: u64, counts: Counts) -> bool {
+        let stripes = self.groups.stripes(group);
+        let filled = (stripes.end - stripes.start).checked_sub(counts.empty.into());
+        let used = u64::from(counts.used);
+        filled.is_some_and(|filled| used >= filled && used <= filled * self.groups.stripe_blocks())
+    }
+
+    /// The counts of a group.
+    pub(crate) fn counts(&self, group: u64) -> Counts {
+        self.counts[to_usize(group)]
+    }
+
+    /// Sets the counts of a group, as its row has it.
+    pub(crate) fn set_counts(&mut self, group: u64, counts: Counts) {
+        assert!(self.is_possible(group, counts), "group {group} with {counts:?}");
+        let before = std::mem::replace(&mut self.counts[to_usize(group)], counts);
+        self.used_blocks = self.used_blocks - u64::from(before.used) + u64::from(counts.used);
+        let stripes = self.groups.stripes(group);
+        let filled = (stripes.end - stripes.start - u64::from(counts.empty)) * self.groups.stripe_blocks();
+        self.with_partial.set(group, u64::from(counts.used) < filled);
+        self.with_empty.set(group, counts.empty > 0);
+    }
+
+    /// True if a group is in memory. It stays there until the next wait.
+    pub(crate) fn has(&mut self, group: u64) -> bool {
+        self.loaded.get_mut(&group).map(|group| group.is_used = true).is_some()
+    }
+
+    /// Puts a group with these bits into memory, which is not there. Returns false if it was counted in
+    /// another way; the bits count from now on.
+    pub(crate) fn load(&mut self, group: u64, words: &[u64]) -> bool {
+        self.give_up_groups();
+        let range = self.groups.range(group);
+        let new = Group::new(words, range.end - range.start, self.groups.stripe_blocks());
+        let (before, counts) = (self.counts(group), new.counts());
+        let old = self.loaded.insert(group, new);
+        assert!(old.is_none(), "group {group} is in memory, and may be newer there");
+        self.set_counts(group, counts);
+        before == counts
+    }
+
+    /// Looks at some groups, and lets those leave the memory that are not needed, while there are too many.
+    fn give_up_groups(&mut self) {
+        for _ in 0..LOOK.min(self.loaded.len()) {
+            if self.loaded.len() < MOST_GROUPS {
+                return;
+            }
+            let next = self.loaded.range(self.hand..).next().or_else(|| self.loaded.first_key_value());
+            let Some(group) = next.map(|(group, _)| *group) else { return };
+            self.hand = group + 1;
+            let found = self.loaded.get_mut(&group).expect("it was found");
+            if !std::mem::take(&mut found.is_used) && found.may_leave() {
+                self.loaded.remove(&group);
             }
         }
     }
 
-    /// Counts a block as used and committed, in whatever state it was before.
-    pub(crate) fn mark_owned(&mut self, block: u64) {
-        self.committed.set(block, true);
-        if !self.used.get(block) {
-            self.mark((block, 1), true);
+    /// True if far more groups are in memory than it is meant for: blocks wait to be committed, or to be
+    /// free, in each of them.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.loaded.len() > 2 * MOST_GROUPS
+    }
+
+    /// Keeps a group in memory, or one time less.
+    pub(crate) fn pin(&mut self, group: u64, is_pinned: bool) {
+        let pins = &mut self.group_mut(group).pins;
+        *pins = if is_pinned { *pins + 1 } else { pins.checked_sub(1).expect("it is pinned") };
+    }
+
+    /// # Panics
+    /// If the group is not in memory.
+    fn group(&self, group: u64) -> &Group {
+        self.loaded.get(&group).unwrap_or_else(|| panic!("allocation group {group} is not in memory"))
+    }
+
+    fn group_mut(&mut self, group: u64) -> &mut Group {
+        self.loaded.get_mut(&group).unwrap_or_else(|| panic!("allocation group {group} is not in memory"))
+    }
+
+    /// A stripe's group, and its number there.
+    fn place_of(&self, stripe: u64) -> (u64, u64) {
+        let group = self.groups.of_stripe(stripe);
+        (group, stripe - self.groups.stripes(group).start)
+    }
+
+    /// The first group of a range that has stripes of a kind.
+    pub(crate) fn next_group(&self, kind: Kind, range: Range<u64>) -> Option<u64> {
+        match kind {
+            Kind::Partial => self.with_partial.first(range),
+            Kind::Empty => self.with_empty.first(range),
         }
     }
 
-    /// Counts a block as neither used nor committed.
-    pub(crate) fn mark_unowned(&mut self, block: u64) {
-        self.committed.set(block, false);
-        if self.used.get(block) {
-            self.mark((block, 1), false);
-        }
+    /// The last group before one that has empty stripes.
+    pub(crate) fn last_group(&self, until: u64) -> Option<u64> {
+        self.with_empty.last(until)
     }
 
-    fn count(&self) -> Summary {
-        let stripes = 0..self.fill.len() as u64;
-        let count = |stripe: u64| {
-            let first = stripe * self.stripe_blocks;
-            to_u32((first..first + self.stripe_blocks).filter(|block| self.used.get(*block)).count())
-        };
-        let fill: Vec<u32> = stripes.clone().map(count).collect();
-        let of = |wanted: &dyn Fn(u64) -> bool| -> BTreeSet<u64> {
-            stripes.clone().filter(|stripe| wanted(u64::from(fill[to_usize(*stripe)]))).collect()
-        };
-        let empty = of(&|fill| fill == 0);
-        let partial = of(&|fill| fill > 0 && fill < self.stripe_blocks);
-        let used_blocks = fill.iter().map(|fill| u64::from(*fill)).sum();
-        (used_blocks, fill, empty, partial)
+    /// The first stripe of a kind in a group in memory for which `usable` is true.
+    pub(crate) fn first_in(&self, group: u64, kind: Kind, usable: impl Fn(u64) -> bool) -> Option<u64> {
+        let first = self.groups.stripes(group).start;
+        let found = self.group(group).first_with(kind == Kind::Empty, |stripe| usable(first + stripe));
+        found.map(|stripe| first + stripe)
     }
 
-    /// True if the derived counts agree with the bits.
-    pub(crate) fn is_counted(&self) -> bool {
-        let (used_blocks, fill, empty, partial) = self.count();
-        (used_blocks, &fill, &empty, &partial) == (self.used_blocks, &self.fill, &self.empty, &self.partial)
-    }
-
-    /// Recomputes the derived counts from the bits.
-    pub(crate) fn recount(&mut self) {
-        (self.used_blocks, self.fill, self.empty, self.partial) = self.count();
-    }
-
-    /// Returns a group's bits as the rows have them.
-    pub(crate) fn committed_group(&self, group: u64) -> &[u64] {
-        self.committed.group(group)
+    /// The last empty stripe in a group in memory for which `usable` is true.
+    pub(crate) fn last_empty_in(&self, group: u64, usable: impl Fn(u64) -> bool) -> Option<u64> {
+        let first = self.groups.stripes(group).start;
+        let found = self.group(group).last_empty(|stripe| usable(first + stripe));
+        found.map(|stripe| first + stripe)
     }
 
     /// Marks a run as used or free. All of its blocks must have the opposite state.
-    fn mark(&mut self, (start, count): Run, used: bool) {
-        self.used.change((start, count), used);
-        let end = start + count;
-        let mut at = start;
-        while at < end {
-            let stripe = at / self.stripe_blocks;
-            let part = end.min((stripe + 1) * self.stripe_blocks) - at;
-            self.fill_changed(stripe, part, used);
-            at += part;
+    fn mark(&mut self, run: Run, used: bool) {
+        for (group, part) in self.groups.parts(run).collect::<Vec<_>>() {
+            self.change(group, |group| group.mark(part, used));
         }
     }
 
-    fn fill_changed(&mut self, stripe: u64, blocks: u64, used: bool) {
-        let fill = &mut self.fill[to_usize(stripe)];
-        match used {
-            true => {
-                *fill += to_u32(blocks);
-                self.used_blocks += blocks;
-            }
-            false => {
-                *fill -= to_u32(blocks);
-                self.used_blocks -= blocks;
-            }
-        }
-        let fill = u64::from(*fill);
-        assert!(
-            fill <= self.stripe_blocks && self.used_blocks <= self.blocks,
-            "{fill} used blocks in stripe {stripe}, {} in all",
-            self.used_blocks
-        );
-        self.empty.remove(&stripe);
-        self.partial.remove(&stripe);
-        if fill == 0 {
-            self.empty.insert(stripe);
-        } else if fill < self.stripe_blocks {
-            self.partial.insert(stripe);
-        }
+    fn change(&mut self, group: u64, change: impl FnOnce(&mut Group)) {
+        let found = self.group_mut(group);
+        change(found);
+        let counts = found.counts();
+        self.set_counts(group, counts);
+        let blocks = self.groups.blocks();
+        assert!(self.used_blocks <= blocks, "{} used blocks of {blocks}", self.used_blocks);
     }
 
     fn headroom_blocks(&self) -> u64 {
-        self.blocks / 50
+        self.groups.blocks() / 50
     }
 
     pub(crate) fn usage(&self) -> SpaceUsage {
         SpaceUsage {
-            total_blocks: self.blocks,
+            total_blocks: self.groups.blocks(),
             // While a write is written back, its blocks are both reserved and used.
-            free_blocks: self.blocks.saturating_sub(self.used_blocks + self.reserved),
+            free_blocks: self.groups.blocks().saturating_sub(self.used_blocks + self.reserved),
             headroom_blocks: self.headroom_blocks(),
         }
     }
@@ -307,7 +290,7 @@ impl Space {
     /// True if `blocks` are free beside all reservations. The caller's own reservation of `mine` blocks
     /// counts as free.
     pub(crate) fn has_beside_reservations(&self, blocks: u64, mine: u64) -> bool {
-        self.used_blocks + self.reserved + blocks <= self.blocks + mine
+        self.used_blocks + self.reserved + blocks <= self.groups.blocks() + mine
     }
 
     /// Sets the number of blocks that a running discard has taken.
@@ -332,30 +315,26 @@ impl Space {
         self.reserved = self.reserved.checked_sub(blocks).expect("only reserved blocks are released");
     }
 
-    /// Allocates one run of up to `wanted` blocks in a stripe for which `usable` is true. `None` if no such
-    /// block is free.
-    pub(crate) fn allocate(&mut self, wanted: u64, usable: impl Fn(u64) -> bool) -> Option<Run> {
+    /// Allocates one run of up to `wanted` blocks in a stripe that has free ones.
+    pub(crate) fn allocate(&mut self, stripe: u64, wanted: u64) -> Run {
         assert!(wanted > 0, "a run has a block");
-        let stripe = self.partial.iter().chain(&self.empty).find(|stripe| usable(**stripe)).copied()?;
-        let first = stripe * self.stripe_blocks;
-        let end = first + self.stripe_blocks;
-        let start = (first..end).find(|block| !self.used.get(*block)).expect("the stripe has a free block");
-        let run = (start..end.min(start + wanted)).take_while(|block| !self.used.get(*block)).count() as u64;
+        let (number, at) = self.place_of(stripe);
+        let (group, start) = (self.group(number), self.groups.range(number).start);
+        let blocks = group.blocks_of(at);
+        let first = blocks.clone().find(|block| !group.is_used(*block)).expect("the stripe has a free block");
+        let most = blocks.end.min(first + wanted);
+        let run = (first..most).take_while(|block| !group.is_used(*block)).count() as u64;
         assert!((1..=wanted).contains(&run), "a run of {run} blocks for {wanted}");
-        self.mark((start, run), true);
-        Some((start, run))
-    }
-
-    /// The last empty stripe for which `usable` is true.
-    pub(crate) fn last_empty(&self, usable: impl Fn(u64) -> bool) -> Option<u64> {
-        self.empty.iter().rev().find(|stripe| usable(**stripe)).copied()
+        self.mark((start + first, run), true);
+        (start + first, run)
     }
 
     /// Allocates all blocks of an empty stripe. Returns false if the stripe is not empty.
     pub(crate) fn take_stripe(&mut self, stripe: u64) -> bool {
         let empty = self.is_empty(stripe);
         if empty {
-            self.mark((stripe * self.stripe_blocks, self.stripe_blocks), true);
+            let stripe_blocks = self.groups.stripe_blocks();
+            self.mark((stripe * stripe_blocks, stripe_blocks), true);
         }
         empty
     }
@@ -364,13 +343,21 @@ impl Space {
     pub(crate) fn free(&mut self, (start, count): Run) -> Vec<u64> {
         assert!(count > 0, "a run has a block");
         self.mark((start, count), false);
-        let stripes = start / self.stripe_blocks..=(start + count - 1) / self.stripe_blocks;
-        stripes.filter(|stripe| self.fill[to_usize(*stripe)] == 0).collect()
+        self.freed += count;
+        let stripe_blocks = self.groups.stripe_blocks();
+        let stripes = start / stripe_blocks..=(start + count - 1) / stripe_blocks;
+        stripes.filter(|stripe| self.is_empty(*stripe)).collect()
+    }
+
+    /// Blocks freed so far.
+    pub(crate) fn freed(&self) -> u64 {
+        self.freed
     }
 
     /// True if a stripe has no used block.
     pub(crate) fn is_empty(&self, stripe: u64) -> bool {
-        self.fill[to_usize(stripe)] == 0
+        let (group, stripe) = self.place_of(stripe);
+        self.group(group).fill(stripe) == 0
     }
 
     /// Changes the committed bitmap. A run in both lists was allocated and then freed.
@@ -378,12 +365,18 @@ impl Space {
     /// A freed block that counts as free stays so, and is not in the result: its bit was wrong, or another
     /// file owned it too and freed it. Then the allocator may have given it to a third file already.
     pub(crate) fn commit(&mut self, allocated: Vec<Run>, freed: &[Run]) -> SpaceCommit {
-        allocated.iter().for_each(|run| self.committed.change(*run, true));
+        self.commit_runs(&allocated, true);
         let mut marked = Vec::new();
         for run in freed {
-            let parts = runs_within(&self.committed.words, run.0, run.0 + run.1);
-            parts.iter().for_each(|part| self.committed.change(*part, false));
-            let count: u64 = parts.iter().map(|(_, count)| count).sum();
+            let before = marked.iter().map(|(_, count)| count).sum::<u64>();
+            for (group, part) in self.groups.parts(*run).collect::<Vec<_>>() {
+                let start = self.groups.range(group).start;
+                for (at, count) in self.group(group).committed_parts(part) {
+                    self.group_mut(group).commit((at, count), false);
+                    push_run(&mut marked, (start + at, count));
+                }
+            }
+            let count = marked.iter().map(|(_, count)| count).sum::<u64>() - before;
             if count < run.1 {
                 let (block, unmarked) = (run.0, run.1 - count);
                 tracing::error!(
@@ -392,23 +385,84 @@ impl Space {
                     "a file gave up blocks that count as free: `penstock fs check`"
                 );
             }
-            marked.extend(parts);
         }
-        let groups_of = |(start, count): &Run| *start / GROUP_BLOCKS..=(*start + *count - 1) / GROUP_BLOCKS;
-        let groups: BTreeSet<u64> = allocated.iter().chain(&marked).flat_map(groups_of).collect();
-        let rows = groups.into_iter().map(|group| (group, encode_group(self.committed.group(group))));
-        SpaceCommit { rows: rows.collect(), allocated, freed: marked }
+        let groups: BTreeSet<u64> =
+            self.groups.of_runs(&allocated).chain(self.groups.of_runs(&marked)).collect();
+        let rows = self.rows(&groups);
+        groups.iter().for_each(|group| self.pin(*group, true));
+        SpaceCommit { rows, groups, allocated, freed: marked }
+    }
+
+    fn commit_runs(&mut self, runs: &[Run], is_set: bool) {
+        for run in runs {
+            for (group, part) in self.groups.parts(*run).collect::<Vec<_>>() {
+                self.group_mut(group).commit(part, is_set);
+            }
+        }
+    }
+
+    /// The rows of groups, and the rows that have their counts.
+    fn rows(&self, groups: &BTreeSet<u64>) -> Vec<Row> {
+        let bits = groups.iter().map(|group| (group_key(*group), encode_group(self.committed_group(*group))));
+        let of_counts: BTreeSet<u64> = groups.iter().map(|group| group / GROUPS_IN_A_ROW).collect();
+        let counts = |row: u64| {
+            let groups = row * GROUPS_IN_A_ROW..self.groups.count().min((row + 1) * GROUPS_IN_A_ROW);
+            let counts: Vec<Counts> = groups.map(|group| self.committed_counts(group)).collect();
+            (counts_key(row), encode_counts(&counts))
+        };
+        bits.chain(of_counts.into_iter().map(counts)).collect()
+    }
+
+    /// The counts of a group as its row has it.
+    fn committed_counts(&self, group: u64) -> Counts {
+        self.loaded.get(&group).map_or_else(|| self.counts(group), Group::committed_counts)
+    }
+
+    /// A [`Space::commit`] is in the rows. Returns the runs that were marked and are not any more.
+    pub(crate) fn end_commit(&mut self, commit: SpaceCommit) -> Vec<Run> {
+        commit.groups.iter().for_each(|group| self.pin(*group, false));
+        commit.freed
     }
 
     /// Undoes a [`Space::commit`], the last one.
     pub(crate) fn undo_commit(&mut self, commit: SpaceCommit) {
-        commit.freed.into_iter().for_each(|run| self.committed.change(run, true));
-        commit.allocated.into_iter().for_each(|run| self.committed.change(run, false));
+        commit.groups.iter().for_each(|group| self.pin(*group, false));
+        self.commit_runs(&commit.freed, true);
+        self.commit_runs(&commit.allocated, false);
     }
 
-    /// True if the rows mark a block as used.
-    pub(crate) fn is_committed(&self, block: u64) -> bool {
-        self.committed.get(block)
+    /// The bits of a group in memory, as its row has them.
+    fn committed_group(&self, group: u64) -> &[u64] {
+        self.group(group).committed()
+    }
+
+    /// The bits of a group as its row has them; none if it is not in memory.
+    pub(crate) fn bits_in_memory(&self, group: u64) -> Option<&[u64]> {
+        self.loaded.get(&group).map(Group::committed)
+    }
+
+    /// Counts blocks as used and committed that files own, in whatever state they were. Their groups stay in
+    /// memory until these are [reloaded](Self::reload).
+    pub(crate) fn own(&mut self, run: Run) {
+        for (group, part) in self.groups.parts(run).collect::<Vec<_>>() {
+            self.change(group, |group| group.own(part));
+        }
+    }
+
+    /// The row of a group has these bits now. Blocks that are allocated and not committed stay so.
+    pub(crate) fn reload(&mut self, group: u64, words: &[u64]) {
+        match self.loaded.contains_key(&group) {
+            true => self.change(group, |group| group.reload(words)),
+            false => self.set_counts(group, self.counts_of(group, words)),
+        }
+    }
+
+    /// True if the counts agree with the bits in memory.
+    pub(crate) fn is_counted(&self) -> bool {
+        let agrees =
+            |(group, found): (&u64, &Group)| found.is_counted() && found.counts() == self.counts(*group);
+        let used: u64 = self.counts.iter().map(|counts| u64::from(counts.used)).sum();
+        used == self.used_blocks && self.loaded.iter().all(agrees)
     }
 }
 

@@ -9,10 +9,7 @@ mod survey;
 
 pub use damaged::DamagedRuns;
 pub(crate) use damaged::find_damaged;
-pub(crate) use survey::mark_unmarked;
 pub use survey::{Owned, TargetCheck};
-#[cfg(test)]
-pub(crate) use survey::{read_row, valid_part};
 
 use crate::ChunkError;
 use crate::allocator::Allocator;
@@ -35,6 +32,8 @@ pub struct Fsck<'a> {
 impl Fsck<'_> {
     /// Reads all map rows and bitmaps.
     async fn survey(&self) -> Result<Survey, ChunkError> {
+        // Written stripes that it has not come to would be findings.
+        self.allocator.sweep().await?;
         // A block that waits to be free would be freed although it has an owner by then.
         self.commits.finish_syncs().await?;
         Survey::read(self.volume, self.kv, self.chunk_blocks).await

@@ -18,7 +18,8 @@ pub use foreign::ForeignKey;
 pub use map::{Extent, Forward, MapRow};
 
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{BLOCK_BYTES, Birth, Dec, DecodeError, Enc, FileId, MAX_FILE_BYTES};
+use penstock_base::num::to_u32;
+use penstock_base::{BLOCK_BYTES, Birth, Branch, Dec, DecodeError, Enc, FileId, MAX_FILE_BYTES};
 
 /// First byte of a map row's key.
 const MAP: u8 = 0x20;
@@ -34,9 +35,15 @@ const FOREIGN: u8 = 0x24;
 const SEQUENCE: u8 = 0x25;
 /// The key of the counter of forward numbers.
 const FORWARDS: u8 = 0x26;
+/// First byte of the key of a row with counts of allocation groups.
+const COUNTS: u8 = 0x27;
 /// The first tag behind those of a target.
-pub const END: u8 = 0x27;
-const GROUP_FORMAT: u8 = 1;
+pub const END: u8 = 0x28;
+/// Groups of 32,768 blocks, whatever the stripes, had format 1.
+const GROUP_FORMAT: u8 = 2;
+const COUNTS_FORMAT: u8 = 1;
+/// Groups whose counts are in one row.
+pub const GROUPS_IN_A_ROW: u64 = 128;
 
 /// Identifies a chunk: a fixed-size piece of a file of a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,6 +71,30 @@ impl ChunkKey {
     pub fn decode(key: &[u8]) -> Result<(Self, Birth), DecodeError> {
         let [branch, ino, index, birth] = row_words("map row key", MAP, key)?;
         Ok((Self { file: FileId::of_numbers(branch, ino), index }, Birth::of_suffix(birth)))
+    }
+}
+
+/// Returns the part of an extent that is in its chunk and on the volume.
+pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64) -> Extent {
+    let in_chunk = extent.count.min(chunk_blocks.saturating_sub(extent.first));
+    let on_volume = u64::from(in_chunk).min(volume_blocks.saturating_sub(extent.block));
+    assert!(on_volume <= u64::from(in_chunk) && in_chunk <= extent.count, "a part of {extent:?}");
+    Extent { count: to_u32(on_volume), ..*extent }
+}
+
+/// Decodes a map row. Rows of other branches or births are an error: this release does not support them.
+pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, MapRow), DecodeError> {
+    let (chunk, birth) = ChunkKey::decode(key)?;
+    check_key("map row key", chunk.file.branch, birth)?;
+    Ok((chunk, MapRow::decode(value, birth)?))
+}
+
+/// Refuses the rows of other branches or births: this release does not support them.
+pub(crate) fn check_key(what: &'static str, branch: Branch, birth: Birth) -> Result<(), DecodeError> {
+    match (branch, birth) {
+        (Branch::MAIN, Birth::FIRST) => Ok(()),
+        (Branch::MAIN, _) => Err(DecodeError::Unknown { what, field: "birth", found: birth.0 }),
+        _ => Err(DecodeError::Unknown { what, field: "branch", found: branch.0 }),
     }
 }
 
@@ -96,7 +127,7 @@ pub fn all_maps() -> (Vec<u8>, Vec<u8>) {
 
 /// Range of the keys of rows that this release does not make: chunks of other targets, and counters.
 pub fn all_reserved() -> (Vec<u8>, Vec<u8>) {
-    (vec![FOREIGN], vec![END])
+    (vec![FOREIGN], vec![COUNTS])
 }
 
 /// Returns the key of an allocation group's row.
@@ -132,4 +163,49 @@ pub fn decode_group(value: &[u8], words: usize) -> Result<Vec<u64>, DecodeError>
 /// Returns the group that a row's key names; `None` if it is no key of an allocation group.
 pub fn decode_group_key(key: &[u8]) -> Option<u64> {
     row_words("allocation group key", GROUP, key).ok().map(|[group]| group)
+}
+
+/// Counts of an allocation group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Used blocks.
+    pub used: u16,
+    /// Stripes without a used block.
+    pub empty: u16,
+}
+
+/// The key of the row with the counts of groups `row` * [`GROUPS_IN_A_ROW`] and those that follow.
+pub fn counts_key(row: u64) -> Vec<u8> {
+    row_key(COUNTS, &[row])
+}
+
+/// The row that a key names; none if it is no key of counts.
+pub fn decode_counts_key(key: &[u8]) -> Option<u64> {
+    row_words("key of group counts", COUNTS, key).ok().map(|[row]| row)
+}
+
+/// The range of keys of all counts; the second key is excluded.
+pub fn all_counts() -> (Vec<u8>, Vec<u8>) {
+    (vec![COUNTS], vec![COUNTS + 1])
+}
+
+/// Encodes the counts of consecutive groups.
+pub fn encode_counts(counts: &[Counts]) -> Vec<u8> {
+    let mut enc = Enc::with_capacity(1 + 4 * counts.len());
+    enc.u8(COUNTS_FORMAT);
+    for Counts { used, empty } in counts {
+        enc.u16(*used).u16(*empty);
+    }
+    enc.finish()
+}
+
+/// Decodes the counts of so many groups.
+pub fn decode_counts(value: &[u8], groups: usize) -> Result<Vec<Counts>, DecodeError> {
+    let mut dec = Dec::new("group counts", value);
+    let format = dec.u8()?;
+    dec.check_format(format, COUNTS_FORMAT)?;
+    let found =
+        (0..groups).map(|_| Ok(Counts { used: dec.u16()?, empty: dec.u16()? })).collect::<Result<_, _>>()?;
+    dec.end()?;
+    Ok(found)
 }

@@ -3,19 +3,21 @@
 //! The order of locks is in `ranks.rs`.
 
 use crate::accounts::Accounts;
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, words_of};
 use crate::cache::{ChunkCache, NewBlocks, WantedRow};
 use crate::commit::Commits;
 use crate::counters::TargetCounts;
 use crate::fetch::fetch;
 use crate::files::Knows;
-use crate::free::{Space, SpaceUsage};
-use crate::fsck::{DamagedRuns, Fsck, find_damaged, mark_unmarked};
-use crate::rows::{ChunkKey, FileRow, Owner, all_groups, decode_group, decode_group_key};
+use crate::free::{Counts, Space, SpaceUsage};
+use crate::fsck::{DamagedRuns, Fsck, find_damaged};
+use crate::rows::{
+    ChunkKey, FileRow, GROUPS_IN_A_ROW, Owner, all_counts, decode_counts, decode_counts_key, group_key,
+};
 use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
-use penstock_base::num::to_u32;
+use penstock_base::num::{to_u32, to_usize};
 use penstock_base::rank::scoped;
 use penstock_base::{
     BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileId, Gate, IoContext, MAX_FILE_BYTES, Quiet,
@@ -79,15 +81,13 @@ impl Target {
         );
         let space = load_space(&volume, &*kv).await?;
         let cache = ChunkCache::new(&kv, config.chunk_blocks, volume.blocks());
-        let allocator = Allocator::new(env, &volume, space);
+        let allocator = Allocator::new(env, &volume, &kv, space, config.chunk_blocks);
         let writeback = Writeback::new(&volume, &cache, &allocator, config.chunk_blocks);
         let commits = Commits::new(env, &volume, &kv, &gate, &cache, &allocator, &writeback);
         commits.accounts.set(Accounts::load(&*kv).await?);
-        // Before the first block is allocated or discarded.
-        mark_unmarked(&volume, &*kv, &allocator, config.chunk_blocks).await?;
-        allocator.add_unowned().await?;
         env.spawn("target commit", Box::pin(scoped(commits.clone().run())));
         env.spawn("target discard", Box::pin(scoped(allocator.clone().run())));
+        env.spawn("target sweep", Box::pin(scoped(allocator.clone().run_sweep())));
         Ok(Rc::new(Self {
             volume,
             kv,
@@ -121,8 +121,14 @@ impl Target {
             read_blocks: self.read_blocks.get(),
             commits: self.committed_files.get(),
             discarded_stripes: self.allocator.discarded_stripes(),
+            group_reads: self.allocator.group_reads(),
             ..self.writeback.counts()
         }
+    }
+
+    /// True once all written stripes without an owner are found that were there at the start.
+    pub fn is_swept(&self) -> bool {
+        self.allocator.is_swept()
     }
 
     /// The volume that the chunks are stored on.
@@ -322,23 +328,33 @@ fn read_file_row(file: FileId, row: Option<Vec<u8>>) -> Result<Option<FileRow>, 
     })
 }
 
+/// The space as its rows count it.
 async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
     let mut space = Space::new(volume.blocks(), volume.stripe_blocks());
-    for_each(kv, all_groups(), |key, value| {
-        // A row outside the volume's groups describes no block; a check reports it.
-        let Some(group) = decode_group_key(key).filter(|group| *group < space.groups()) else {
-            return Ok(());
-        };
-        match decode_group(value, Space::group_words()) {
-            Ok(words) => space.load_group(group, &words),
-            Err(error) => {
-                tracing::error!(group, %error, "an allocation group cannot be read: all of it counts as used until `penstock fs check --repair`");
-                space.load_group(group, &vec![u64::MAX; Space::group_words()]);
+    let (groups, mut bad) = (space.groups().count(), Vec::new());
+    for_each(kv, all_counts(), |key, value| {
+        let first = decode_counts_key(key).and_then(|row| row.checked_mul(GROUPS_IN_A_ROW));
+        // A row outside the volume's groups says nothing; a check reports it.
+        let Some(first) = first.filter(|first| *first < groups) else { return Ok(()) };
+        let range = first..groups.min(first + GROUPS_IN_A_ROW);
+        let counts = decode_counts(value, to_usize(range.end - first)).unwrap_or_default();
+        match range.clone().zip(&counts).all(|(group, counts)| space.is_possible(group, *counts)) {
+            true if !counts.is_empty() => {
+                range.zip(counts).for_each(|(group, counts)| space.set_counts(group, counts));
             }
+            _ => bad.push(range),
         }
         Ok::<_, ChunkError>(())
     })
     .await?;
+    for range in bad {
+        tracing::error!(?range, "counts of allocation groups cannot be read: `penstock fs check --repair`");
+        let rows = kv.get_many(range.clone().map(group_key).collect()).await?;
+        for (group, row) in range.zip(rows) {
+            let counts: Counts = space.counts_of(group, &words_of(group, row.as_deref()));
+            space.set_counts(group, counts);
+        }
+    }
     Ok(space)
 }
 

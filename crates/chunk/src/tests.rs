@@ -2,9 +2,12 @@
 
 use crate::allocator::Allocator;
 use crate::files::Known;
-use crate::free::Space;
-use crate::fsck::{read_row, valid_part};
-use crate::rows::{ChunkKey, Extent, FileRow, MapRow, Owner, encode_account, group_key};
+use crate::free::{Bitmap, Groups, Space};
+
+use crate::rows::{
+    ChunkKey, Extent, FileRow, MapRow, Owner, counts_key, encode_account, encode_counts, encode_group,
+    group_key, read_row, valid_part,
+};
 use crate::target::{Target, TargetConfig};
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
@@ -140,7 +143,9 @@ impl Bench {
         let array = open(&env, descriptor, members, claims, &roster, Lacking::Refuse).await.unwrap();
         let volume = Volume::whole(&array);
         assert_eq!(volume.stripe_blocks(), STRIPE);
-        Self { env, volume, kv: MemKv::new(1 << 24), gate: Rc::default(), disks }
+        let kv = MemKv::new(1 << 24);
+        kv.wait_after_reads();
+        Self { env, volume, kv, gate: Rc::default(), disks }
     }
 
     /// Stripes of the volume.
@@ -149,7 +154,8 @@ impl Bench {
     }
 
     pub(crate) fn allocator(&self) -> Rc<Allocator> {
-        Allocator::new(&self.env, &self.volume, Space::new(self.volume.blocks(), STRIPE))
+        let (kv, space): (Rc<dyn Kv>, _) = (self.kv.clone(), Space::new(self.volume.blocks(), STRIPE));
+        Allocator::new(&self.env, &self.volume, &kv, space, CHUNK)
     }
 
     /// Opens the target on what the store has.
@@ -184,13 +190,16 @@ impl Bench {
         self.kv.commit_durable(writes).await.unwrap();
     }
 
-    /// Marks exactly these blocks as used in the row of the first allocation group.
+    /// Marks exactly these blocks as used in the rows of the allocation groups, and counts them.
     pub(crate) async fn put_marks(&self, used: &[std::ops::Range<u64>]) {
-        let mut words = vec![0u64; Space::group_words()];
-        for block in used.iter().cloned().flatten() {
-            words[(block / 64) as usize] |= 1 << (block % 64);
+        let groups = Groups::new(self.volume.blocks(), STRIPE);
+        let mut marks = Bitmap::new(groups);
+        used.iter().cloned().flatten().for_each(|block| marks.set(block, true));
+        for group in 0..groups.count() {
+            self.put_row(group_key(group), encode_group(marks.group(group))).await;
         }
-        self.put_row(group_key(0), crate::rows::encode_group(&words)).await;
+        let counts: Vec<_> = (0..groups.count()).map(|group| marks.counts(group)).collect();
+        self.put_row(counts_key(0), encode_counts(&counts)).await;
     }
 
     /// Writes a full stripe, each block filled with one byte.

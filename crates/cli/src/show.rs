@@ -170,12 +170,15 @@ pub fn session(details: &SessionDetails) {
 
 pub fn tables(lines: &[penstock_bench::TableLine]) {
     println!(
-        "{:>5}{:>12}{:>11}{:>10}{:>9}{:>12}{:>10}{:>10}{:>11}{:>13}{:>11}",
+        "{:>5}{:>12}{:>11}{:>10}{:>8}{:>10}{:>9}{:>11}{:>12}{:>10}{:>10}{:>11}{:>13}{:>11}",
         "TiB",
         "stripes",
         "table MiB",
         "create s",
         "open s",
+        "target s",
+        "swept s",
+        "swept MiB",
         "memory MiB",
         "peak MiB",
         "used MiB",
@@ -185,12 +188,15 @@ pub fn tables(lines: &[penstock_bench::TableLine]) {
     );
     for line in lines {
         println!(
-            "{:>5}{:>12}{:>11}{:>10.2}{:>9.2}{:>12}{:>10}{:>10}{:>11.2}{:>13}{:>11.1}",
+            "{:>5}{:>12}{:>11}{:>10.2}{:>8.2}{:>10.2}{:>9.2}{:>11}{:>12}{:>10}{:>10}{:>11.2}{:>13}{:>11.1}",
             line.tib,
             line.stripes,
             line.table_mib,
             line.create_s,
             line.open_s,
+            line.target_s,
+            line.swept_s,
+            line.swept_mib,
             line.memory_mib,
             line.peak_mib,
             line.used_mib,

@@ -11,7 +11,7 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 46] = [
+pub const DECODERS: [Decoder; 47] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::LABEL,
@@ -31,6 +31,7 @@ pub const DECODERS: [Decoder; 46] = [
     rows::FILE,
     rows::ACCOUNT,
     rows::GROUP,
+    rows::GROUP_COUNTS,
     rows::CHUNK_KEYS,
     rows::STORE,
     rows::FILE_SYSTEM,

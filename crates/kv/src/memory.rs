@@ -5,6 +5,7 @@
 
 use crate::{Kv, KvError, Row, Usage, WriteSet, pieces};
 use penstock_base::LocalBoxFuture;
+use penstock_base::env::yield_now;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -20,6 +21,8 @@ pub struct MemKv {
     flushes: Cell<u64>,
     /// Transactions that still succeed; none if all do.
     until_failure: Cell<Option<u64>>,
+    fails_reads: Cell<bool>,
+    waits_after_reads: Cell<bool>,
 }
 
 impl MemKv {
@@ -32,12 +35,38 @@ impl MemKv {
             commits: Cell::new(0),
             flushes: Cell::new(0),
             until_failure: Cell::new(None),
+            fails_reads: Cell::new(false),
+            waits_after_reads: Cell::new(false),
         })
     }
 
     /// Lets `transactions` more succeed; those after them fail with [`KvError::Engine`] and change nothing.
     pub fn fail_after(&self, transactions: u64) {
         self.until_failure.set(Some(transactions));
+    }
+
+    /// Lets all reads fail with [`KvError::Engine`], or none.
+    pub fn fail_reads(&self, fails: bool) {
+        self.fails_reads.set(fails);
+    }
+
+    /// Lets other tasks run between a read by key and its return, so that transactions may follow before the
+    /// caller sees what was read. Otherwise nothing here waits.
+    pub fn wait_after_reads(&self) {
+        self.waits_after_reads.set(true);
+    }
+
+    async fn wait_after_read(&self) {
+        if self.waits_after_reads.get() {
+            yield_now().await;
+        }
+    }
+
+    fn check_reads(&self) -> Result<(), KvError> {
+        match self.fails_reads.get() {
+            true => Err(KvError::Engine("told to fail".to_owned())),
+            false => Ok(()),
+        }
     }
 
     /// Forgets everything that was not flushed, as a crash does, and lets transactions succeed again.
@@ -98,13 +127,23 @@ impl MemKv {
 
 impl Kv for MemKv {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
-        Box::pin(async move { Ok(self.rows.borrow().get(&key).cloned()) })
+        Box::pin(async move {
+            self.check_reads()?;
+            let found = self.rows.borrow().get(&key).cloned();
+            self.wait_after_read().await;
+            Ok(found)
+        })
     }
 
     fn get_many(&self, keys: Vec<Vec<u8>>) -> LocalBoxFuture<'_, Result<Vec<Option<Vec<u8>>>, KvError>> {
         Box::pin(async move {
-            let rows = self.rows.borrow();
-            Ok(keys.iter().map(|key| rows.get(key).cloned()).collect())
+            self.check_reads()?;
+            let found = {
+                let rows = self.rows.borrow();
+                keys.iter().map(|key| rows.get(key).cloned()).collect()
+            };
+            self.wait_after_read().await;
+            Ok(found)
         })
     }
 
@@ -114,7 +153,10 @@ impl Kv for MemKv {
         until: Vec<u8>,
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Row>, KvError>> {
-        Box::pin(async move { Ok(self.range(from, until, limit)) })
+        Box::pin(async move {
+            self.check_reads()?;
+            Ok(self.range(from, until, limit))
+        })
     }
 
     fn keys(
@@ -123,7 +165,10 @@ impl Kv for MemKv {
         until: Vec<u8>,
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>> {
-        Box::pin(async move { Ok(self.range(from, until, limit).into_iter().map(|(key, _)| key).collect()) })
+        Box::pin(async move {
+            self.check_reads()?;
+            Ok(self.range(from, until, limit).into_iter().map(|(key, _)| key).collect())
+        })
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {

@@ -265,6 +265,10 @@ pub struct FsReport {
     pub rewritten_chunks: u64,
     pub logged_chunks: u64,
     pub commits: u64,
+    /// Allocation groups that were read.
+    pub group_reads: u64,
+    /// All written stripes that hold nothing since the last start are found.
+    pub swept: bool,
     /// Progress of a running check or repair.
     pub check: Option<FsCheckProgress>,
 }

@@ -123,6 +123,8 @@ impl Node {
             rewritten_chunks: counts.rewritten_chunks,
             logged_chunks: counts.logged_chunks,
             commits: counts.commits,
+            group_reads: counts.group_reads,
+            swept: self.target.is_swept(),
             check: self.check_progress(),
         }
     }

@@ -1,12 +1,23 @@
 use super::*;
-use crate::tests::{Bench, STRIPE, on_a_volume};
+use crate::tests::{Bench, STRIPE, chunk_key, extent, on_a_volume};
 use penstock_base::ErrorKind;
+
+/// Takes a stripe if it is empty.
+async fn take(allocator: &Allocator, stripe: u64) -> bool {
+    allocator.load_of(stripe).await.unwrap();
+    allocator.space_mut().take_stripe(stripe)
+}
+
+async fn is_empty(allocator: &Allocator, stripe: u64) -> bool {
+    allocator.load_of(stripe).await.unwrap();
+    allocator.space().is_empty(stripe)
+}
 
 /// Writes stripes, marks them as used, and frees them again: they are idle then.
 async fn leave_idle(bench: &Bench, allocator: &Allocator, stripes: &[u64]) {
     for stripe in stripes {
         bench.write_stripe(*stripe, 1).await;
-        assert!(allocator.space_mut().take_stripe(*stripe));
+        assert!(take(allocator, *stripe).await);
     }
     allocator.give_back(stripes.iter().map(|stripe| (stripe * STRIPE, STRIPE)).collect());
 }
@@ -19,8 +30,8 @@ async fn written_stripes(bench: &Bench) -> Vec<u64> {
     bench.volume.written(0, usize::MAX).await.unwrap()
 }
 
-fn take_some_stripe(allocator: &Allocator) {
-    let stripe = allocator.space().last_empty(|_| true).unwrap();
+async fn take_some_stripe(allocator: &Allocator) {
+    let stripe = allocator.last_empty(|_| true).await.unwrap().unwrap();
     assert!(allocator.space_mut().take_stripe(stripe));
 }
 
@@ -76,6 +87,7 @@ fn runs_end_with_their_stripe_until_no_block_is_left() {
 fn a_stripe_that_cannot_be_read_is_not_allocated_from() {
     on_a_volume(async |bench| {
         let allocator = bench.allocator();
+        allocator.sweep().await.unwrap();
         bench.write_stripe(0, 9).await;
         assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
         bench.corrupt(9);
@@ -112,7 +124,7 @@ fn a_full_chunk_takes_stripes_that_were_written_before_first() {
         for _ in 0..4 {
             let stripe = allocator.take_empty_stripe(0).await.unwrap().unwrap();
             assert!(bench.volume.is_unwritten(stripe).await.unwrap(), "stripe {stripe} can be written");
-            assert!(!allocator.space().is_empty(stripe), "stripe {stripe} is allocated");
+            assert!(!is_empty(&allocator, stripe).await, "stripe {stripe} is allocated");
             taken.push(stripe);
         }
         let highest = bench.stripes() - 1;
@@ -165,7 +177,7 @@ fn a_full_chunk_takes_no_space_that_others_have_reserved() {
         assert_eq!(allocator.discard_some(Discard::InTable).await.unwrap(), 1);
         allocator.reserve(full).unwrap();
         for _ in 0..headroom / STRIPE {
-            take_some_stripe(&allocator);
+            take_some_stripe(&allocator).await;
         }
         assert_eq!(allocator.take_empty_stripe(0).await.unwrap(), None);
         assert_eq!(idle_stripes(bench, &allocator), [2]);
@@ -187,16 +199,22 @@ fn a_batch_is_one_run_of_idle_stripes_that_are_still_empty() {
         for (idle, used, expected) in cases {
             let allocator = bench.allocator();
             allocator.idle.borrow_mut().add(idle.clone());
-            used.iter().for_each(|stripe| assert!(allocator.space_mut().take_stripe(*stripe)));
-            assert_eq!(allocator.take_idle(Discard::OnDrives), None, "{idle:?} have not rested");
+            for stripe in &used {
+                assert!(take(&allocator, *stripe).await);
+            }
+            assert_eq!(
+                allocator.take_idle(Discard::OnDrives).await.unwrap(),
+                None,
+                "{idle:?} have not rested"
+            );
             allocator.idle.borrow_mut().age();
             let mut batches = Vec::new();
-            while let Some(batch) = allocator.take_idle(Discard::OnDrives) {
+            while let Some(batch) = allocator.take_idle(Discard::OnDrives).await.unwrap() {
                 batches.push(batch);
             }
             assert_eq!(batches, expected, "{idle:?} without {used:?}");
             for stripe in batches.iter().flat_map(|(first, count)| *first..first + count) {
-                assert!(!allocator.space().is_empty(stripe), "nothing is allocated in stripe {stripe}");
+                assert!(!is_empty(&allocator, stripe).await, "nothing is allocated in stripe {stripe}");
             }
         }
     });
@@ -212,7 +230,7 @@ fn a_discard_takes_no_space_that_is_reserved() {
         allocator.reserve(free - free / 50).unwrap();
         // Two stripes and a block are free beside the reservation.
         for _ in 0..free / 50 / STRIPE - 2 {
-            take_some_stripe(&allocator);
+            take_some_stripe(&allocator).await;
         }
         assert_eq!(allocator.discard_some(Discard::OnDrives).await.unwrap(), 2);
         assert_eq!(written_stripes(bench).await, [6]);
@@ -245,11 +263,89 @@ fn a_stripe_rests_before_its_space_goes_back_to_the_drives() {
 fn written_stripes_without_an_owner_are_found_at_a_start() {
     on_a_volume(async |bench| {
         let allocator = bench.allocator();
+        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
         for stripe in [0, 3, 8] {
             bench.write_stripe(stripe, 5).await;
         }
-        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
-        allocator.add_unowned().await.unwrap();
+        allocator.sweep().await.unwrap();
         assert_eq!(idle_stripes(bench, &allocator), [3, 8], "stripe 0 has an owner");
+    });
+}
+
+/// Before the sweep has come to a written stripe, nothing is allocated there, and it is not discarded.
+#[test]
+fn a_written_stripe_is_left_alone_until_its_owner_is_known() {
+    on_a_volume(async |bench| {
+        // Stripes 0 and 40 belong to a file, but for the last block; no bit says so.
+        for stripe in [0, 1, 40] {
+            bench.write_stripe(stripe, 5).await;
+        }
+        let most = STRIPE as u32 - 1;
+        let extents = [extent(0, most, 0), extent(most, most, 40 * STRIPE)];
+        bench.put_map(chunk_key(2, 0), &extents).await;
+        let allocator = bench.allocator();
+        for expected in [2, 3] {
+            let run = allocator.allocate_reserved(STRIPE).await.unwrap();
+            assert_eq!(run, (expected * STRIPE, STRIPE), "the first one that is unwritten");
+        }
+        assert_eq!(idle_stripes(bench, &allocator), []);
+        allocator.sweep().await.unwrap();
+        assert!(allocator.is_swept());
+        assert_eq!(idle_stripes(bench, &allocator), [1], "nothing owns it");
+        let free = bench.volume.blocks() - 2 * STRIPE - 2 * u64::from(most);
+        assert_eq!(allocator.usage().free_blocks, free);
+        // Groups leave the memory, but not what their rows lack.
+        let groups = allocator.space().groups().count();
+        for group in 0..groups {
+            allocator.load(group).await.unwrap();
+        }
+        let mut left = free;
+        while left > 0 {
+            let (block, count) = allocator.allocate_reserved(left).await.unwrap();
+            let is_owned =
+                |block: u64| [0, 40].contains(&(block / STRIPE)) && block % STRIPE < u64::from(most);
+            assert!(!(block..block + count).any(is_owned), "{count} blocks from {block} on");
+            left -= count;
+        }
+        assert!(allocator.allocate_reserved(1).await.is_err());
+    });
+}
+
+/// A volume on which only written stripes without an owner are left: whoever needs space waits for the sweep.
+#[test]
+fn an_allocation_waits_for_stripes_that_the_sweep_finds() {
+    on_a_volume(async |bench| {
+        let last = bench.stripes() - 1;
+        bench.write_stripe(last, 5).await;
+        bench.put_marks(&[0..STRIPE, STRIPE..last * STRIPE]).await;
+        let target = bench.target().await;
+        let allocator = &target.allocator;
+        assert_eq!(allocator.usage().free_blocks, STRIPE);
+        assert_eq!(allocator.allocate_reserved(3).await.unwrap(), (last * STRIPE, 3));
+        assert!(allocator.is_swept());
+        target.stop();
+    });
+}
+
+/// The store cannot be read for a while. Idle stripes stay idle, and nothing is lost.
+#[test]
+fn groups_that_cannot_be_read_fail_the_call_and_no_more() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        leave_idle(bench, &allocator, &[1, 70]).await;
+        allocator.idle.borrow_mut().age();
+        for group in [3, 4, 3, 4] {
+            allocator.load(group).await.unwrap();
+        }
+        bench.kv.fail_reads(true);
+        assert!(allocator.discard_some(Discard::OnDrives).await.is_err());
+        assert!(allocator.allocate_reserved(1).await.is_err());
+        assert!(allocator.take_empty_stripe(0).await.is_err());
+        bench.kv.fail_reads(false);
+        assert_eq!(idle_stripes(bench, &allocator), [1, 70]);
+        assert_eq!(allocator.usage().free_blocks, bench.volume.blocks());
+        assert_eq!(allocator.discard_some(Discard::OnDrives).await.unwrap(), 1);
+        assert_eq!(allocator.discard_some(Discard::OnDrives).await.unwrap(), 1);
+        assert_eq!(written_stripes(bench).await, []);
     });
 }

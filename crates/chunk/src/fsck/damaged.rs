@@ -1,8 +1,7 @@
 //! Finds the blocks of files that cannot be read.
 
-use super::survey::{read_row, valid_part};
 use crate::ChunkError;
-use crate::rows::all_maps;
+use crate::rows::{all_maps, read_row, valid_part};
 use penstock_array::{ArrayError, Volume};
 use penstock_base::{HashSet, Ino};
 use penstock_drive::{Class, Io};

@@ -5,17 +5,18 @@
 //! [`Fsck::mark_owned`] comes first: nothing is allocated while a block of a file counts as free.
 
 use super::Fsck;
-use super::survey::{Owned, accounts_of, read_row, valid_part};
+use super::survey::{Owned, accounts_of};
 use crate::ChunkError;
 use crate::Known;
 use crate::accounts::Accounts;
-use crate::free::{Bitmap, GROUP_BLOCKS, Run};
+use crate::free::{Bitmap, Run};
 use crate::map::joined;
 use crate::rows::{
-    ChunkKey, Extent, FileRow, MapRow, Owner, all_accounts, all_files, all_maps, encode_account,
-    encode_group, group_key, map_range,
+    ChunkKey, Counts, Extent, FileRow, GROUPS_IN_A_ROW, MapRow, Owner, all_accounts, all_counts, all_files,
+    all_maps, counts_key, encode_account, encode_counts, encode_group, group_key, map_range, read_row,
+    valid_part,
 };
-use penstock_base::num::to_u32;
+use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{Birth, Branch, DecodeError, FileId, Ino};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Pages, ROWS_AT_ONCE, Row, WriteSet, commit_apart, for_each};
@@ -38,13 +39,12 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// Marks every block that a file owns, rewrites groups whose row cannot be read, and deletes rows of no
-    /// group.
+    /// Marks every block that a file owns, rewrites groups whose row cannot be read, deletes rows of no
+    /// group, and counts all groups again.
     pub async fn mark_owned(&self) -> Result<(), ChunkError> {
         let mut survey = self.survey().await?;
         let unmarked = survey.only_in(&survey.owned, &survey.marked);
-        let blocks = || unmarked.iter().flat_map(|(start, count)| *start..start + count);
-        let mut groups: BTreeSet<u64> = blocks().map(|block| block / GROUP_BLOCKS).collect();
+        let mut groups: BTreeSet<u64> = survey.groups.of_runs(&unmarked).collect();
         let bad = std::mem::take(&mut survey.bad_groups);
         for (start, count) in survey.only_in(&survey.owned, &survey.marked) {
             (start..start + count).for_each(|block| survey.marked.set(block, true));
@@ -65,14 +65,47 @@ impl Fsck<'_> {
         // Blocks in a discard have no bit in the rows; the discard itself frees them.
         let _no_discard = self.allocator.pause_discards().await;
         let mut space = self.allocator.space_mut();
-        space.recount();
-        for block in 0..self.volume.blocks() {
-            match (marked.get(block), space.is_committed(block)) {
-                (true, false) => space.mark_owned(block),
-                (false, true) => space.mark_unowned(block),
-                _ => {}
+        for group in 0..space.groups().count() {
+            space.reload(group, marked.group(group));
+        }
+    }
+
+    /// Makes the rows with counts agree with the bits.
+    async fn count_groups(&self, marked: &Bitmap) -> Result<(), ChunkError> {
+        let groups = self.allocator.space().groups().count();
+        let mut rows: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        for first in (0..groups).step_by(to_usize(GROUPS_IN_A_ROW)) {
+            let of_row = first..groups.min(first + GROUPS_IN_A_ROW);
+            let counts: Vec<_> = of_row.clone().map(|group| marked.counts(group)).collect();
+            let is_free =
+                |(group, counts): (u64, &Counts)| *counts == self.allocator.space().free_counts(group);
+            if !of_row.zip(&counts).all(is_free) {
+                rows.insert(counts_key(first / GROUPS_IN_A_ROW), encode_counts(&counts));
             }
         }
+        self.make_rows(&[all_counts()], rows).await
+    }
+
+    /// Makes the rows of these ranges the ones that are given, all others deleted.
+    async fn make_rows(
+        &self,
+        ranges: &[penstock_kv::Range],
+        mut rows: BTreeMap<Vec<u8>, Vec<u8>>,
+    ) -> Result<(), ChunkError> {
+        let mut writes = WriteSet::new();
+        for range in ranges {
+            for_each(self.kv, range.clone(), |key, value| {
+                match rows.remove(key) {
+                    Some(right) if right == value => {}
+                    Some(right) => drop(writes.put(key.to_vec(), right)),
+                    None => drop(writes.delete(key.to_vec())),
+                }
+                Ok::<_, ChunkError>(())
+            })
+            .await?;
+        }
+        rows.into_iter().for_each(|(key, value)| _ = writes.put(key, value));
+        Ok(commit_apart(self.kv, std::mem::take(writes.reclaims())).await?)
     }
 
     /// Returns up to `most` map rows that cannot be read, except those of a later release.
@@ -148,7 +181,8 @@ impl Fsck<'_> {
             }
             self.commit_repair(&mut writes).await?;
         }
-        Ok(())
+        // Last: whoever finds a group that is not as it was counted believes its bits.
+        self.count_groups(marked).await
     }
 
     /// Limits extents to their chunk and to the volume, and drops empty ones.
@@ -179,7 +213,7 @@ impl Fsck<'_> {
 
     /// Gives every owner of a block except the first its own copy. Returns the chunks that could not get one.
     pub async fn copy_doubles(&self) -> Result<Vec<ChunkKey>, ChunkError> {
-        let mut claimed = Bitmap::new(self.volume.blocks());
+        let mut claimed = Bitmap::new(self.allocator.space().groups());
         let mut failed = Vec::new();
         let mut pages = Pages::new(self.kv, all_maps());
         loop {
@@ -233,13 +267,16 @@ impl Fsck<'_> {
         let mut writes = WriteSet::new();
         writes.put(key, row.encode(Birth::FIRST));
         let mut space = self.allocator.space_mut().commit(runs.clone(), &[]);
-        for (group, row) in std::mem::take(&mut space.rows) {
-            writes.put(group_key(group), row);
+        for (key, row) in std::mem::take(&mut space.rows) {
+            writes.put(key, row);
         }
         let committed = self.commit_repair(&mut writes).await;
-        if committed.is_err() {
-            self.allocator.space_mut().undo_commit(space);
-            self.allocator.give_back(runs);
+        match &committed {
+            Ok(()) => _ = self.allocator.space_mut().end_commit(space),
+            Err(_) => {
+                self.allocator.space_mut().undo_commit(space);
+                self.allocator.give_back(runs);
+            }
         }
         committed
     }
@@ -315,22 +352,8 @@ impl Fsck<'_> {
         let accounts = accounts_of(right.values().copied());
         let of_owner =
             |(owner, blocks): (&Owner, &u64)| (owner.account(Branch::MAIN), encode_account(*blocks));
-        let mut rows: BTreeMap<Vec<u8>, Vec<u8>> =
-            right.iter().map(of_file).chain(accounts.iter().map(of_owner)).collect();
-        let mut writes = WriteSet::new();
-        for range in [all_files(), all_accounts()] {
-            for_each(self.kv, range, |key, value| {
-                match rows.remove(key) {
-                    Some(right) if right == value => {}
-                    Some(right) => drop(writes.put(key.to_vec(), right)),
-                    None => drop(writes.delete(key.to_vec())),
-                }
-                Ok::<_, ChunkError>(())
-            })
-            .await?;
-        }
-        rows.into_iter().for_each(|(key, value)| _ = writes.put(key, value));
-        Ok(commit_apart(self.kv, std::mem::take(writes.reclaims())).await?)
+        let rows = right.iter().map(of_file).chain(accounts.iter().map(of_owner)).collect();
+        self.make_rows(&[all_files(), all_accounts()], rows).await
     }
 
     /// Marks blocks that nothing owns as free, and adds the stripes that are empty then to those to discard.
@@ -341,14 +364,14 @@ impl Fsck<'_> {
             return Ok(());
         }
         let unowned = survey.only_in(&survey.marked, &survey.owned);
-        let blocks = || unowned.iter().flat_map(|(start, count)| *start..start + count);
-        blocks().for_each(|block| survey.marked.set(block, false));
-        let groups: BTreeSet<u64> = blocks().map(|block| block / GROUP_BLOCKS).collect();
+        let blocks = unowned.iter().flat_map(|(start, count)| *start..start + count);
+        blocks.for_each(|block| survey.marked.set(block, false));
+        let groups: BTreeSet<u64> = survey.groups.of_runs(&unowned).collect();
         self.write_groups(&groups, &survey.marked).await?;
         // The blocks may be allocated only once the rows are durable.
         self.kv.flush().await?;
         self.load_bits(&survey.marked).await;
-        self.allocator.add_unowned().await
+        self.allocator.sweep_again().await
     }
 }
 

@@ -5,15 +5,16 @@
 
 use crate::ChunkError;
 use crate::allocator::{Allocator, WrittenStripes};
-use crate::free::{Bitmap, GROUP_BLOCKS, Run, Space, bits};
+use crate::free::{Bitmap, Counts, GROUP_WORDS, Groups, Run, set_bits};
 use crate::rows::{
-    ChunkKey, Counter, Extent, FileRow, ForeignKey, MapRow, Owner, all_accounts, all_files, all_groups,
-    all_maps, all_reserved, chunks_of_a_file, decode_account, decode_account_key, decode_file_key,
-    decode_group, decode_group_key,
+    ChunkKey, Counter, Extent, FileRow, ForeignKey, GROUPS_IN_A_ROW, MapRow, Owner, all_accounts, all_counts,
+    all_files, all_groups, all_maps, all_reserved, check_key, chunks_of_a_file, decode_account,
+    decode_account_key, decode_counts, decode_counts_key, decode_file_key, decode_group, decode_group_key,
+    read_row, valid_part,
 };
 use penstock_array::Volume;
-use penstock_base::num::to_u32;
-use penstock_base::{Birth, Branch, DecodeError, FindingKind, Findings, Ino, hex};
+use penstock_base::num::to_usize;
+use penstock_base::{Birth, DecodeError, FindingKind, Findings, Ino, hex};
 use penstock_kv::{Kv, for_each};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,27 +65,15 @@ pub(crate) struct Survey {
     doubled: Option<Bitmap>,
     /// The rows of accounts.
     accounts: BTreeMap<Owner, u64>,
+    /// By group, the counts of its row, if that can be read.
+    counts: BTreeMap<u64, Option<Counts>>,
+    pub(crate) groups: Groups,
     blocks: u64,
     chunk_blocks: u32,
 }
 
-/// Returns the part of an extent that is in its chunk and on the volume.
-pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64) -> Extent {
-    let in_chunk = extent.count.min(chunk_blocks.saturating_sub(extent.first));
-    let on_volume = u64::from(in_chunk).min(volume_blocks.saturating_sub(extent.block));
-    assert!(on_volume <= u64::from(in_chunk) && in_chunk <= extent.count, "a part of {extent:?}");
-    Extent { count: to_u32(on_volume), ..*extent }
-}
-
 /// Takes in a row: its key and its value.
 type See = fn(&mut Survey, &[u8], &[u8]);
-
-/// Decodes a map row. Rows of other branches or births are an error: this release does not support them.
-pub(crate) fn read_row(key: &[u8], value: &[u8]) -> Result<(ChunkKey, MapRow), DecodeError> {
-    let (chunk, birth) = ChunkKey::decode(key)?;
-    check_key("map row key", chunk.file.branch, birth)?;
-    Ok((chunk, MapRow::decode(value, birth)?))
-}
 
 /// Decodes the row of a file, like [`read_row`].
 fn read_file_row(key: &[u8], value: &[u8]) -> Result<(Ino, FileRow), DecodeError> {
@@ -110,26 +99,20 @@ pub(super) fn accounts_of(files: impl Iterator<Item = FileRow>) -> BTreeMap<Owne
     accounts
 }
 
-fn check_key(what: &'static str, branch: Branch, birth: Birth) -> Result<(), DecodeError> {
-    match (branch, birth) {
-        (Branch::MAIN, Birth::FIRST) => Ok(()),
-        (Branch::MAIN, _) => Err(DecodeError::Unknown { what, field: "birth", found: birth.0 }),
-        _ => Err(DecodeError::Unknown { what, field: "branch", found: branch.0 }),
-    }
-}
-
 impl Survey {
-    pub(crate) fn new(blocks: u64, chunk_blocks: u32) -> Self {
+    pub(crate) fn new(groups: Groups, chunk_blocks: u32) -> Self {
         Self {
             check: TargetCheck::default(),
-            owned: Bitmap::new(blocks),
-            marked: Bitmap::new(blocks),
+            owned: Bitmap::new(groups),
+            marked: Bitmap::new(groups),
             bad_groups: BTreeSet::new(),
             stray_groups: Vec::new(),
             opaque: false,
             doubled: None,
             accounts: BTreeMap::new(),
-            blocks,
+            counts: BTreeMap::new(),
+            groups,
+            blocks: groups.blocks(),
             chunk_blocks,
         }
     }
@@ -160,7 +143,7 @@ impl Survey {
             }
             for block in valid.block..valid.block + u64::from(valid.count) {
                 if self.owned.get(block) {
-                    self.doubled.get_or_insert_with(|| Bitmap::new(self.blocks)).set(block, true);
+                    self.doubled.get_or_insert_with(|| Bitmap::new(self.groups)).set(block, true);
                 }
                 self.owned.set(block, true);
             }
@@ -299,13 +282,12 @@ impl Survey {
 
     fn see_group(&mut self, key: &[u8], value: &[u8]) {
         let findings = &mut self.check.findings;
-        let groups = self.blocks.div_ceil(GROUP_BLOCKS);
-        let Some(group) = decode_group_key(key).filter(|group| *group < groups) else {
+        let Some(group) = decode_group_key(key).filter(|group| *group < self.groups.count()) else {
             self.stray_groups.push(key.to_vec());
             let text = format!("row {} belongs to no allocation group of the volume", hex(key));
             return findings.add(FindingKind::BadGroupRow, None, text);
         };
-        let words = match decode_group(value, Space::group_words()) {
+        let words = match decode_group(value, GROUP_WORDS) {
             Ok(words) => words,
             Err(error @ DecodeError::Unknown { .. }) => {
                 self.opaque = true;
@@ -321,15 +303,34 @@ impl Survey {
                 );
             }
         };
-        for block in bits(group, &words) {
-            match block < self.blocks {
+        let range = self.groups.range(group);
+        for block in set_bits(&words).map(|at| range.start + at) {
+            match range.contains(&block) {
                 true => self.marked.set(block, true),
                 false if self.bad_groups.insert(group) => findings.add(
                     FindingKind::BadGroupRow,
                     None,
-                    format!("allocation group {group} marks block {block}, which the volume does not have"),
+                    format!("allocation group {group} marks block {block}, which it does not have"),
                 ),
                 false => {}
+            }
+        }
+    }
+
+    fn see_counts(&mut self, key: &[u8], value: &[u8]) {
+        let groups = self.groups.count();
+        let first = decode_counts_key(key).and_then(|row| row.checked_mul(GROUPS_IN_A_ROW));
+        let Some(first) = first.filter(|first| *first < groups) else {
+            let text = format!("row {} counts no allocation group of the volume", hex(key));
+            return self.check.findings.add(FindingKind::BadGroupRow, None, text);
+        };
+        let range = first..groups.min(first + GROUPS_IN_A_ROW);
+        match decode_counts(value, to_usize(range.end - first)) {
+            Ok(counts) => self.counts.extend(range.zip(counts.into_iter().map(Some))),
+            Err(error) => {
+                self.counts.extend(range.map(|group| (group, None)));
+                let text = format!("counts of allocation groups from {first} on: {error}");
+                self.check.findings.add(FindingKind::BadGroupRow, None, text);
             }
         }
     }
@@ -338,18 +339,13 @@ impl Survey {
     /// `bad_groups`.
     pub(crate) fn only_in(&self, has: &Bitmap, has_not: &Bitmap) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
-        for group in (0..self.blocks.div_ceil(GROUP_BLOCKS)).filter(|group| !self.bad_groups.contains(group))
-        {
-            let differ: Vec<u64> =
-                has.group(group).iter().zip(has_not.group(group)).map(|(a, b)| a & !b).collect();
-            for block in bits(group, &differ) {
-                match runs.last_mut() {
-                    Some((start, count)) if *start + *count == block => *count += 1,
-                    _ => runs.push((block, 1)),
-                }
-            }
-        }
+        self.readable_groups().for_each(|group| has.only_here(has_not, group, &mut runs));
         runs
+    }
+
+    /// Groups whose row can be read, and those without a row.
+    fn readable_groups(&self) -> impl Iterator<Item = u64> {
+        (0..self.groups.count()).filter(|group| !self.bad_groups.contains(group))
     }
 
     fn judge_bits(&mut self) {
@@ -367,10 +363,11 @@ impl Survey {
 impl Survey {
     /// Reads all map rows and bitmaps.
     pub(crate) async fn read(volume: &Volume, kv: &dyn Kv, chunk_blocks: u32) -> Result<Self, ChunkError> {
-        let mut survey = Self::new(volume.blocks(), chunk_blocks);
-        let kinds: [(_, See); 5] = [
+        let mut survey = Self::new(Groups::new(volume.blocks(), volume.stripe_blocks()), chunk_blocks);
+        let kinds: [(_, See); 6] = [
             (all_maps(), Self::see_map),
             (all_groups(), Self::see_group),
+            (all_counts(), Self::see_counts),
             (all_files(), Self::see_file),
             (all_accounts(), Self::see_account),
             (all_reserved(), Self::see_reserved),
@@ -408,32 +405,47 @@ impl Survey {
 
     fn judge_memory(&mut self, allocator: &Allocator) {
         let space = allocator.space();
-        let lacking = (0..space.groups()).filter(|group| !self.bad_groups.contains(group)).any(|group| {
-            let words = self.marked.group(group).iter().zip(space.committed_group(group));
-            words.into_iter().any(|(row, memory)| row & !memory != 0)
-        });
+        let is_wrong = |group: u64| match space.bits_in_memory(group) {
+            Some(memory) => {
+                self.marked.group(group).iter().zip(memory).any(|(row, memory)| row & !memory != 0)
+            }
+            None => space.counts(group) != self.marked.counts(group),
+        };
+        let is_wrong = self.readable_groups().any(is_wrong);
+        let is_miscounted = |group: &u64| {
+            let counts = self.counts.get(group).copied().unwrap_or(Some(space.free_counts(*group)));
+            counts.is_some_and(|counts| counts != self.marked.counts(*group))
+        };
+        let miscounted = self.readable_groups().filter(is_miscounted).count();
         let findings = &mut self.check.findings;
-        if lacking || !space.is_counted() {
+        if is_wrong || !space.is_counted() {
             findings.add(
                 FindingKind::WrongFreeCount,
                 None,
                 "free space in memory disagrees with the bitmaps",
             );
         }
+        if miscounted > 0 {
+            let text = format!("{miscounted} allocation groups are not as they are counted");
+            findings.add(FindingKind::WrongFreeCount, None, text);
+        }
     }
 
     async fn judge_stripes(&mut self, volume: &Volume, allocator: &Allocator) -> Result<(), ChunkError> {
         let (per_stripe, mut all, mut bare) = (volume.stripe_blocks(), WrittenStripes::new(volume), 0u64);
         // Stripes that wait to be discarded are known, and those in a discard count as used.
-        let is_free = |stripe: u64| allocator.space().is_empty(stripe) && !allocator.is_idle(stripe);
+        let is_free = async |stripe: u64| {
+            allocator.load_of(stripe).await?;
+            Ok::<_, ChunkError>(allocator.space().is_empty(stripe) && !allocator.is_idle(stripe))
+        };
         while let Some(written) = all.next().await? {
             for stripe in written {
                 let mut blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
-                if is_free(stripe)
-                    && blocks.all(|block| !self.owned.get(block) && !self.marked.get(block))
+                if blocks.all(|block| !self.owned.get(block) && !self.marked.get(block))
+                    && is_free(stripe).await?
                     // It may have been discarded since it was found.
                     && !volume.is_unwritten(stripe).await?
-                    && is_free(stripe)
+                    && is_free(stripe).await?
                 {
                     bare += 1;
                 }
@@ -445,35 +457,6 @@ impl Survey {
         }
         Ok(())
     }
-}
-
-/// Counts blocks of files as used whose bits say otherwise, before the first block is allocated or discarded.
-/// Reads the rows only if there is a written stripe without a bit: a discard would make such a stripe
-/// unreadable.
-pub(crate) async fn mark_unmarked(
-    volume: &Volume,
-    kv: &dyn Kv,
-    allocator: &Allocator,
-    chunk_blocks: u32,
-) -> Result<(), ChunkError> {
-    let mut all = WrittenStripes::new(volume);
-    loop {
-        let Some(written) = all.next().await? else { return Ok(()) };
-        if written.iter().any(|stripe| allocator.space().is_empty(*stripe)) {
-            break;
-        }
-    }
-    let survey = Survey::read(volume, kv, chunk_blocks).await?;
-    let unmarked = survey.only_in(&survey.owned, &survey.marked);
-    if !unmarked.is_empty() {
-        tracing::error!("blocks of files are marked as free: `penstock fs check --repair` repairs it");
-    }
-    let mut space = allocator.space_mut();
-    unmarked
-        .iter()
-        .flat_map(|(start, count)| *start..start + count)
-        .for_each(|block| space.mark_owned(block));
-    Ok(())
 }
 
 #[cfg(test)]

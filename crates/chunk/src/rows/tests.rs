@@ -38,7 +38,7 @@ fn chunks_of_other_targets_are_decoded_and_refused() {
     assert_eq!(hex(&key.row()), format!("240000000000000005{zero}{numbers}{birth}000000000000004d"));
     assert_eq!(ForeignKey::decode(&key.row()), Ok(key));
     let (from, until) = all_reserved();
-    assert!(from <= key.row() && key.row() < until && until == [END]);
+    assert!(from <= key.row() && key.row() < until && until == [COUNTS]);
     for len in 0..key.row().len() {
         assert!(ForeignKey::decode(&key.row()[..len]).is_err(), "the first {len} bytes");
     }
@@ -136,8 +136,18 @@ fn keys_and_rows_are_as_in_the_first_release() {
     assert!(decode(&unknown).unwrap_err().to_string().contains("state of an extent"));
 
     let words = [1, 0x0102_0304_0506_0708];
-    assert_eq!(hex(&encode_group(&words)), "0101000000000000000807060504030201");
+    assert_eq!(hex(&encode_group(&words)), "0201000000000000000807060504030201");
     assert_eq!(decode_group(&encode_group(&words), 2).as_deref(), Ok(&words[..]));
+
+    let counts = [Counts { used: 0x0102, empty: 3 }, Counts { used: 0, empty: 0x0405 }];
+    assert_eq!(hex(&counts_key(0x0102)), "270000000000000102");
+    assert_eq!(hex(&encode_counts(&counts)), "010201030000000504");
+    assert_eq!(decode_counts(&encode_counts(&counts), 2).as_deref(), Ok(&counts[..]));
+    for groups in [0, 1, 3] {
+        assert!(decode_counts(&encode_counts(&counts), groups).is_err(), "{groups} groups");
+    }
+    assert_eq!(decode_counts_key(&counts_key(7)), Some(7));
+    assert_eq!(decode_counts_key(&group_key(7)), None);
 }
 
 /// Regression test: the ends of extents were computed with sums that may overflow.

@@ -88,7 +88,11 @@ fn a_file_is_written_read_searched_and_emptied() {
         }
         let (body, _) = serve(Kind::Commit, encode_commit(Ino(2), false), vec![]).await;
         assert_eq!(decode_reply(&body), Ok((GENERATION, vec![])));
-        assert_eq!(bench.kv.rows().len(), 4, "of the map, an allocation group, the file and its owner");
+        assert_eq!(
+            bench.kv.rows().len(),
+            5,
+            "of the map, an allocation group and its counts, the file and its owner"
+        );
         for (change, expected) in
             [(SpaceChange::Reserve, [4, 5]), (SpaceChange::Zero, [0, 0]), (SpaceChange::Punch, [0, 0])]
         {

@@ -247,6 +247,20 @@ pub(super) const GROUP: Decoder = Decoder {
     },
 };
 
+/// `group-counts`: the counts of two allocation groups.
+pub(super) const GROUP_COUNTS: Decoder = Decoder {
+    name: "group-counts",
+    most_bytes: 16,
+    seeds: || {
+        let counts = [chunk::Counts { used: 7, empty: 120 }, chunk::Counts { used: 0x8000, empty: 0 }];
+        vec![chunk::encode_counts(&counts), chunk::encode_counts(&[chunk::Counts::default(); 2])]
+    },
+    seal: unsealed,
+    check: |bytes| {
+        agrees(bytes, &SAME, |bytes| chunk::decode_counts(bytes, 2), |counts| chunk::encode_counts(counts))
+    },
+};
+
 /// `chunk-keys`: the key of a row of a target. A map key must lie in its range for scans.
 pub(super) const CHUNK_KEYS: Decoder = Decoder {
     name: "chunk-keys",
@@ -257,6 +271,7 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
             key.row(Birth::FIRST),
             ChunkKey { file: FileId::main(Ino(u64::MAX)), ..key }.row(Birth(1)),
             chunk::group_key(12),
+            chunk::counts_key(3),
             FileRow::key(key.file, Birth(3)),
             OWNER.account(Branch(4)),
             ForeignKey { home: 5, chunk: key, birth: Birth(3), number: 77 }.row(),
@@ -267,6 +282,10 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
         if chunk::decode_group_key(bytes).is_some() {
             let decode = |key: &[u8]| chunk::decode_group_key(key).ok_or(());
             return agrees(bytes, &SAME, decode, |group| chunk::group_key(*group));
+        }
+        if chunk::decode_counts_key(bytes).is_some() {
+            let decode = |key: &[u8]| chunk::decode_counts_key(key).ok_or(());
+            return agrees(bytes, &SAME, decode, |row| chunk::counts_key(*row));
         }
         if chunk::decode_file_key(bytes).is_ok() {
             return agrees(bytes, &SAME, chunk::decode_file_key, |(file, birth)| FileRow::key(*file, *birth));

@@ -59,6 +59,7 @@ short! {
     file_row = "file-row",
     account_row = "account-row",
     group_row = "group-row",
+    group_counts = "group-counts",
     chunk_keys = "chunk-keys",
     store_row = "store-row",
     fs_row = "fs-row",

@@ -1,0 +1,167 @@
+//! The sweep after a start: it looks for written stripes in which no block is allocated.
+//!
+//! Most are leftovers of writes that a crash kept from being committed, and become idle. Some may belong to
+//! files whose bits are damaged: a discard would destroy their data, and so would a write of others. So a
+//! written stripe is neither allocated nor discarded before the sweep has come to it, and it asks the map
+//! rows for the owner of each one that it finds.
+//!
+//! It goes on in the background, since a start does not wait for all of a store to be read. Groups without
+//! an empty stripe are passed over.
+
+use super::Allocator;
+use crate::ChunkError;
+use crate::free::{Kind, Run};
+use crate::rows::{all_maps, read_row, valid_part};
+use penstock_array::{ArrayError, Volume};
+use penstock_base::HashSet;
+use penstock_kv::for_each;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Written stripes that are looked up at the same time.
+const STRIPES_AT_A_TIME: usize = 4096;
+/// Stripes without an owner that are looked for in the map rows at the same time.
+const BARE_AT_A_TIME: usize = 1 << 16;
+
+/// The written stripes of a volume, in ascending order and some at a time.
+pub(crate) struct WrittenStripes<'a> {
+    volume: &'a Volume,
+    from: u64,
+}
+
+impl<'a> WrittenStripes<'a> {
+    pub(crate) fn new(volume: &'a Volume) -> Self {
+        Self { volume, from: 0 }
+    }
+
+    /// The next ones; none behind the last.
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u64>>, ArrayError> {
+        let written = self.volume.written(self.from, STRIPES_AT_A_TIME).await?;
+        let Some(last) = written.last() else { return Ok(None) };
+        self.from = last + 1;
+        Ok(Some(written))
+    }
+}
+
+impl Allocator {
+    /// True if the sweep is over.
+    pub(crate) fn is_swept(&self) -> bool {
+        self.swept.get() == u64::MAX
+    }
+
+    /// True if an empty stripe is known not to hold blocks of a file, written or not.
+    pub(super) fn is_judged(&self, stripe: u64) -> bool {
+        stripe < self.swept.get() || self.is_idle(stripe)
+    }
+
+    /// Sweeps until it is done or the target is closed.
+    pub(crate) async fn run_sweep(self: Rc<Self>) {
+        while !self.closed.get() && !self.is_swept() {
+            match self.sweep().await {
+                Ok(()) | Err(ChunkError::Array(ArrayError::Closed)) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "free stripes could not be found; it will be tried again");
+                    self.env.sleep(super::REST).await;
+                }
+            }
+        }
+    }
+
+    /// Sweeps again from the first stripe on.
+    pub(crate) async fn sweep_again(&self) -> Result<(), ChunkError> {
+        self.swept.set(0);
+        self.sweep().await
+    }
+
+    /// Waits until the sweep has come to all stripes, and drives it on. After an error it may be called
+    /// again.
+    pub(crate) async fn sweep(&self) -> Result<(), ChunkError> {
+        let _one = self.sweeping.lock().await;
+        while !self.is_swept() {
+            let (bare, next) = self.find_bare(self.swept.get()).await?;
+            let owned = self.find_owned(&bare).await?;
+            let unowned: Vec<u64> = bare.into_iter().filter(|stripe| !owned.contains_key(stripe)).collect();
+            self.own(owned).await?;
+            if self.idle.borrow_mut().add(unowned) {
+                self.has_idle.notify_one();
+            }
+            assert!(next > self.swept.get(), "it goes on from {}", self.swept.get());
+            self.swept.set(next);
+        }
+        Ok(())
+    }
+
+    /// Written stripes from `from` on in which no block is allocated and which are not idle, and the stripe
+    /// at which the next look begins.
+    async fn find_bare(&self, from: u64) -> Result<(Vec<u64>, u64), ChunkError> {
+        let (mut bare, mut from) = (Vec::new(), from);
+        let groups = self.space().groups();
+        let stripes = groups.blocks() / groups.stripe_blocks();
+        while bare.len() < BARE_AT_A_TIME {
+            let group = match from < stripes {
+                true => self.next_group(Kind::Empty, groups.of_stripe(from)),
+                false => None,
+            };
+            let Some(group) = group else { return Ok((bare, u64::MAX)) };
+            from = from.max(groups.stripes(group).start);
+            let written = self.volume.written(from, STRIPES_AT_A_TIME).await?;
+            let Some(last) = written.last() else { return Ok((bare, u64::MAX)) };
+            for stripe in &written {
+                if self.space().counts(groups.of_stripe(*stripe)).empty > 0 {
+                    self.load_of(*stripe).await?;
+                    if self.space().is_empty(*stripe) && !self.is_idle(*stripe) {
+                        bare.push(*stripe);
+                    }
+                }
+            }
+            assert!(*last >= from, "written stripes are listed from {from} on");
+            from = last + 1;
+        }
+        assert!(bare.is_sorted(), "they are listed in order");
+        Ok((bare, from))
+    }
+
+    /// The runs of blocks of files in these stripes, by stripe.
+    async fn find_owned(&self, bare: &[u64]) -> Result<BTreeMap<u64, Vec<Run>>, ChunkError> {
+        let stripes: HashSet<u64> = bare.iter().copied().collect();
+        let mut owned: BTreeMap<u64, Vec<Run>> = BTreeMap::new();
+        if bare.is_empty() {
+            return Ok(owned);
+        }
+        let per_stripe = self.volume.stripe_blocks();
+        for_each(&*self.kv, all_maps(), |key, value| {
+            // A check reports rows that cannot be read.
+            let Ok((_, row)) = read_row(key, value) else { return Ok(()) };
+            let valid = |extent| valid_part(extent, self.chunk_blocks, self.volume.blocks());
+            for part in row.extents.iter().map(valid).filter(|part| part.count > 0) {
+                let (first, end) = (part.block, part.block + u64::from(part.count));
+                for stripe in first / per_stripe..end.div_ceil(per_stripe) {
+                    if stripes.contains(&stripe) {
+                        let from = first.max(stripe * per_stripe);
+                        let until = end.min((stripe + 1) * per_stripe);
+                        owned.entry(stripe).or_default().push((from, until - from));
+                    }
+                }
+            }
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        Ok(owned)
+    }
+
+    /// Counts blocks of files as used whose bits say otherwise. In a stripe that was allocated meanwhile they
+    /// do not: it was discarded since it was found.
+    async fn own(&self, owned: BTreeMap<u64, Vec<Run>>) -> Result<(), ChunkError> {
+        if !owned.is_empty() {
+            tracing::error!("blocks of files are marked as free: `penstock fs check --repair` repairs it");
+        }
+        for (stripe, runs) in owned {
+            self.load_of(stripe).await?;
+            let mut space = self.space_mut();
+            if space.is_empty(stripe) {
+                runs.into_iter().for_each(|run| space.own(run));
+            }
+        }
+        Ok(())
+    }
+}

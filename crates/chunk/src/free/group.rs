@@ -1,0 +1,194 @@
+//! One allocation group in memory.
+//!
+//! Blocks and stripes are counted from the first ones of the group.
+
+use super::bits;
+use super::groups::GROUP_WORDS;
+use super::{Counts, Run};
+use penstock_base::num::{to_u16, to_usize};
+use std::ops::Range;
+
+type Words = Box<[u64; GROUP_WORDS]>;
+
+/// The bits of a group, and what follows from them.
+pub(super) struct Group {
+    blocks: u64,
+    stripe_blocks: u64,
+    /// Blocks that are not free.
+    used: Words,
+    /// Blocks that the row has.
+    committed: Words,
+    /// Used blocks by stripe.
+    fill: Vec<u16>,
+    counts: Counts,
+    /// Callers that need it in memory.
+    pub(super) pins: u32,
+    /// It was used since the last look for groups that may leave the memory.
+    pub(super) is_used: bool,
+    /// Some bits here are not in the row, and no commit is about to bring them there.
+    lacks_bits: bool,
+}
+
+/// The counts of a group with these bits.
+pub(super) fn counts_of(words: &[u64], blocks: u64, stripe_blocks: u64) -> Counts {
+    let used = bits::runs_within(words, 0, blocks).iter().map(|(_, count)| count).sum();
+    let is_empty = |stripe: &u64| {
+        let first = stripe * stripe_blocks;
+        bits::runs_within(words, first, first + stripe_blocks).is_empty()
+    };
+    let empty = (0..blocks / stripe_blocks).filter(is_empty).count();
+    Counts { used: to_u16(to_usize(used)), empty: to_u16(empty) }
+}
+
+impl Group {
+    /// A group of so many blocks with these bits. Bits of blocks that it does not have count for nothing: a
+    /// check reports them.
+    pub(super) fn new(words: &[u64], blocks: u64, stripe_blocks: u64) -> Self {
+        assert_eq!(words.len(), GROUP_WORDS, "a row has all words of a group");
+        let mut committed: Words = Box::new([0; GROUP_WORDS]);
+        bits::runs_within(words, 0, blocks)
+            .into_iter()
+            .for_each(|run| bits::change(&mut *committed, run, true));
+        let fill = vec![0; to_usize(blocks / stripe_blocks)];
+        let counts = Counts { used: 0, empty: to_u16(fill.len()) };
+        let mut group = Self {
+            blocks,
+            stripe_blocks,
+            used: Box::new([0; GROUP_WORDS]),
+            committed,
+            fill,
+            counts,
+            pins: 0,
+            is_used: true,
+            lacks_bits: false,
+        };
+        for run in bits::runs_within(&*group.committed, 0, blocks) {
+            group.mark(run, true);
+        }
+        group
+    }
+
+    /// Counts of used blocks and empty stripes.
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The same for the bits of the row.
+    pub(super) fn committed_counts(&self) -> Counts {
+        counts_of(&*self.committed, self.blocks, self.stripe_blocks)
+    }
+
+    /// True if the counts are those of the bits.
+    pub(super) fn is_counted(&self) -> bool {
+        self.counts == counts_of(&*self.used, self.blocks, self.stripe_blocks)
+    }
+
+    /// True if nothing is lost when it leaves the memory.
+    pub(super) fn may_leave(&self) -> bool {
+        self.pins == 0 && !self.lacks_bits && self.used == self.committed
+    }
+
+    /// The bits of the row.
+    pub(super) fn committed(&self) -> &[u64] {
+        &*self.committed
+    }
+
+    pub(super) fn is_used(&self, block: u64) -> bool {
+        bits::get(&*self.used, block)
+    }
+
+    pub(super) fn is_committed(&self, block: u64) -> bool {
+        bits::get(&*self.committed, block)
+    }
+
+    /// Used blocks of a stripe.
+    pub(super) fn fill(&self, stripe: u64) -> u64 {
+        self.fill[to_usize(stripe)].into()
+    }
+
+    /// The first partly used stripe, or the first empty one, for which `usable` is true.
+    pub(super) fn first_with(&self, wants_empty: bool, usable: impl Fn(u64) -> bool) -> Option<u64> {
+        (0..self.fill.len() as u64).find(|stripe| self.is_wanted(*stripe, wants_empty) && usable(*stripe))
+    }
+
+    /// The last empty stripe for which `usable` is true.
+    pub(super) fn last_empty(&self, usable: impl Fn(u64) -> bool) -> Option<u64> {
+        (0..self.fill.len() as u64).rev().find(|stripe| self.fill(*stripe) == 0 && usable(*stripe))
+    }
+
+    fn is_wanted(&self, stripe: u64, wants_empty: bool) -> bool {
+        match self.fill(stripe) {
+            0 => wants_empty,
+            fill => !wants_empty && fill < self.stripe_blocks,
+        }
+    }
+
+    /// The blocks of a stripe.
+    pub(super) fn blocks_of(&self, stripe: u64) -> Range<u64> {
+        stripe * self.stripe_blocks..(stripe + 1) * self.stripe_blocks
+    }
+
+    /// Marks a run as used or free. All of its blocks must have the opposite state.
+    pub(super) fn mark(&mut self, (start, count): Run, used: bool) {
+        bits::change(&mut *self.used, (start, count), used);
+        let (mut at, end) = (start, start + count);
+        while at < end {
+            let stripe = at / self.stripe_blocks;
+            let part = end.min((stripe + 1) * self.stripe_blocks) - at;
+            let blocks = to_u16(to_usize(part));
+            let fill = &mut self.fill[to_usize(stripe)];
+            self.counts.empty -= u16::from(*fill == 0);
+            match used {
+                true => (*fill, self.counts.used) = (*fill + blocks, self.counts.used + blocks),
+                false => (*fill, self.counts.used) = (*fill - blocks, self.counts.used - blocks),
+            }
+            self.counts.empty += u16::from(*fill == 0);
+            assert!(u64::from(*fill) <= self.stripe_blocks, "{fill} used blocks in stripe {stripe}");
+            at += part;
+        }
+        assert!(u64::from(self.counts.used) <= self.blocks, "{:?} of {} blocks", self.counts, self.blocks);
+    }
+
+    /// The parts of a run that the row has.
+    pub(super) fn committed_parts(&self, (start, count): Run) -> Vec<Run> {
+        bits::runs_within(&*self.committed, start, start + count)
+    }
+
+    /// Changes the bits of the row. All of them must have the opposite state.
+    pub(super) fn commit(&mut self, run: Run, is_set: bool) {
+        bits::change(&mut *self.committed, run, is_set);
+    }
+
+    /// Counts blocks as used and committed that files own, in whatever state they were.
+    pub(super) fn own(&mut self, (start, count): Run) {
+        for block in start..start + count {
+            self.lacks_bits |= !self.is_committed(block);
+            self.set(block, true);
+        }
+    }
+
+    /// The row has these bits now.
+    pub(super) fn reload(&mut self, words: &[u64]) {
+        for block in 0..self.blocks {
+            if self.is_committed(block) != bits::get(words, block) {
+                self.set(block, bits::get(words, block));
+            }
+        }
+        self.lacks_bits = false;
+    }
+
+    fn set(&mut self, block: u64, used: bool) {
+        if self.is_committed(block) != used {
+            self.commit((block, 1), used);
+        }
+        if self.is_used(block) != used {
+            self.mark((block, 1), used);
+        }
+    }
+
+    /// Makes the counts wrong.
+    #[cfg(test)]
+    pub(super) fn miscount(&mut self) {
+        self.counts.used -= 3;
+    }
+}

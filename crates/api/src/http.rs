@@ -303,6 +303,8 @@ fn router(api: Api) -> Router {
         .route("/v1/drives/{id}", get(drive))
         .route("/v1/drives/{id}/fail", post(drive_fail))
         .route("/v1/drives/{id}/replace", post(drive_replace))
+        .route("/v1/pools", get(pools))
+        .route("/v1/pools/{name}", get(pool))
         .route("/v1/arrays", get(arrays))
         .route("/v1/arrays/{id}", get(array))
         .route("/v1/arrays/{id}/rebuild", post(array_rebuild))
@@ -469,6 +471,14 @@ async fn drive_replace(
         instance.node().replace_drive(&id, path.as_deref()).await
     };
     api.on_worker(replace).await.map(Json)
+}
+
+async fn pools(State(api): State<Api>) -> Answer<Vec<penstock_node::PoolReport>> {
+    api.look(|instance| Ok(instance.node().pool_reports())).await
+}
+
+async fn pool(State(api): State<Api>, UrlPath(name): UrlPath<String>) -> Answer<penstock_node::PoolReport> {
+    api.look(move |instance| instance.node().show_pool(&name)).await
 }
 
 async fn arrays(State(api): State<Api>) -> Answer<Vec<penstock_node::ArrayReport>> {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Path, method, summary, and the name of its path parameter if it has one.
-const OPERATIONS: [(&str, &str, &str, Option<&str>); 25] = [
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 27] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
         "/v1/events",
@@ -21,6 +21,8 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 25] = [
         "Puts a blank drive in its place; body {\"path\": PATH} is optional",
         Some("id"),
     ),
+    ("/v1/pools", "get", "All pools", None),
+    ("/v1/pools/{name}", "get", "One pool", Some("name")),
     ("/v1/arrays", "get", "All arrays", None),
     ("/v1/arrays/{id}", "get", "One array, by id or name", Some("id")),
     (

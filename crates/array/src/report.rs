@@ -7,8 +7,8 @@ use crate::members::MemberReport;
 use crate::place::MemberNo;
 use penstock_base::{ArrayId, BLOCK_BYTES};
 
-/// The condition of an array in one word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The condition of an array in one word, the best one first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ArrayState {
     /// Every stripe has all its strips.
     Ok,

@@ -51,6 +51,9 @@ pub enum Command {
     /// Commands for drives
     #[command(subcommand)]
     Drive(Drive),
+    /// Commands for pools
+    #[command(subcommand)]
+    Pool(Pool),
     /// Commands for arrays
     #[command(subcommand)]
     Array(Array),
@@ -256,6 +259,18 @@ pub enum Drive {
 }
 
 /// Commands for arrays.
+#[derive(Debug, Subcommand)]
+pub enum Pool {
+    /// List all pools
+    List,
+    /// Show one pool: code, layout, space, and the drives that may be lost now
+    Show {
+        /// Name of the pool
+        #[arg(default_value = "main")]
+        pool: String,
+    },
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Array {
     /// List all arrays

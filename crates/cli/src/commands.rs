@@ -1,6 +1,6 @@
 //! Runs each command: calls the instance through REST and prints the answer.
 
-use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, Model, Session};
+use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, Model, Pool, Session};
 use crate::folder::{Stop, is_free, last_stop, named};
 use crate::remote::Remote;
 use crate::show::{note, print};
@@ -11,8 +11,8 @@ use penstock_bench::model::Sheet;
 use penstock_bench::{ArrayBench, ModelBench};
 use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
-    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, ScrubSummary,
-    SessionDetails, StatusReport,
+    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, PoolReport,
+    ScrubSummary, SessionDetails, StatusReport,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -69,6 +69,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             print(json, &latencies, |latencies| show::latencies(latencies))
         }
         Command::Drive(verb) => drive(&remote, verb, json),
+        Command::Pool(verb) => pool(&remote, &verb, json),
         Command::Array(verb) => array(&remote, verb, json),
         Command::Fs(verb) => fs(&remote, verb, json),
         Command::Session(verb) => session(&remote, verb, json),
@@ -189,6 +190,15 @@ fn confirmed(question: &str) -> Result<bool> {
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn pool(remote: &Remote, verb: &Pool, json: bool) -> Result<ExitCode> {
+    match verb {
+        Pool::List => print(json, &remote.get::<Vec<PoolReport>>("/v1/pools")?, |pools| show::pools(pools)),
+        Pool::Show { pool } => {
+            print(json, &remote.get::<PoolReport>(&format!("/v1/pools/{pool}"))?, show::pool)
+        }
+    }
 }
 
 fn array(remote: &Remote, verb: Array, json: bool) -> Result<ExitCode> {

@@ -4,7 +4,7 @@ use anyhow::Result;
 use penstock_bench::Line;
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, Event, FindingsReport, FsCheckProgress, FsCheckReport, FsReport,
-    JobReport, LatencyReport, PlanReport, ScrubSummary, SessionDetails, SessionReport, Severity,
+    JobReport, LatencyReport, PlanReport, PoolReport, ScrubSummary, SessionDetails, SessionReport, Severity,
     StatusReport,
 };
 use serde::Serialize;
@@ -266,6 +266,36 @@ pub fn drive(drive: &DriveReport) {
 fn job(what: &str, job: &JobReport) -> String {
     let left = job.remaining_s.map_or(String::new(), |seconds| format!(", about {seconds} s left"));
     format!("{what} {} of {} stripes{left}", job.done_stripes, job.total_stripes)
+}
+
+pub fn pools(pools: &[PoolReport]) {
+    println!("{:<8}{:<7}{:<11}{:>8}{:>10}{:>10}  layout", "pool", "code", "state", "drives", "size", "free");
+    for pool in pools {
+        println!(
+            "{:<8}{:<7}{:<11}{:>8}{:>10}{:>10}  {}",
+            pool.name,
+            pool.code,
+            pool.state,
+            pool.drives,
+            size(pool.total_bytes),
+            size(pool.free_bytes),
+            pool.layout
+        );
+    }
+}
+
+pub fn pool(pool: &PoolReport) {
+    pools(std::slice::from_ref(pool));
+    println!("\narrays    {}", pool.arrays.join(", "));
+    println!("stripe    {} of data, in strips of {}", size(pool.stripe_bytes), size(pool.strip_bytes));
+    let counting = if pool.is_counted { "" } else { "; stripes are being counted" };
+    println!("owed      {} stripes lack strips{counting}", pool.redundancy_debt_stripes);
+    let may_be_lost = match (pool.may_be_lost, pool.drives) {
+        (0, _) => "none of them may be lost now".to_owned(),
+        (any, drives) if any == drives => "any one of them may be lost now".to_owned(),
+        (some, _) => format!("any one of {some} may be lost now"),
+    };
+    println!("drives    {}, {} online; {may_be_lost}", pool.drives, pool.drives_online);
 }
 
 fn jobs(array: &ArrayReport) -> String {

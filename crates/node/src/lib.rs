@@ -31,6 +31,7 @@ mod leases;
 mod level;
 mod node;
 mod plan;
+mod pools;
 mod report;
 mod reports;
 mod scrub_record;
@@ -58,7 +59,8 @@ pub use plan::{Arrangement, Plan};
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
-    MemberReport, PlanReport, ScrubSummary, SessionDetails, SessionReport, SpaceReport, StatusReport,
+    MemberReport, PlanReport, PoolReport, ScrubSummary, SessionDetails, SessionReport, SpaceReport,
+    StatusReport,
 };
 pub use scrub_record::ScrubRecord;
 pub use scrubs::{ScrubFile, ScrubKeeper};

@@ -183,6 +183,32 @@ pub struct PlanReport {
     pub rebuild_seconds: Option<f64>,
 }
 
+/// A pool: its drives and the arrays on them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolReport {
+    pub name: String,
+    /// The worst state of its arrays: `ok`, `spared`, `degraded`, `critical`, `failed` or `suspended`.
+    pub state: String,
+    /// As in `4+2`.
+    pub code: String,
+    /// The place of stripes on drives, in a few words.
+    pub layout: String,
+    pub drives: u64,
+    /// Those among them that take I/O.
+    pub drives_online: u64,
+    /// Drives of which each one may be lost now without losing data: not all of them at once.
+    pub may_be_lost: u64,
+    pub strip_bytes: u64,
+    pub stripe_bytes: u64,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    /// Stripes of all arrays that lack strips.
+    pub redundancy_debt_stripes: u64,
+    /// False while stripes are counted. Those that are not yet count as lacking strips.
+    pub is_counted: bool,
+    pub arrays: Vec<String>,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ArrayReport {
     pub id: String,

@@ -239,6 +239,12 @@ fn levels_are_planned_without_a_store_and_made_as_planned() {
     std::fs::write(store.mount.join("file"), vec![7; 3 << 20]).unwrap();
     let arrays = store.json(&["array", "list"]);
     assert_eq!((&arrays[0]["code"], &arrays[0]["stripe_bytes"]), (&"1+1".into(), &(16 << 10).into()));
+    let pools = store.json(&["pool", "list"]);
+    assert_eq!((&pools[0]["name"], &pools[0]["code"]), (&"main".into(), &"1+1".into()));
+    assert_eq!(store.json(&["pool", "show"])["may_be_lost"], 4, "{pools}");
+    assert!(store.ok(&["pool", "show", "main"]).contains("any one of them may be lost now"));
+    let unknown = store.run(&["pool", "show", "other"]);
+    refused(&unknown, &["no pool other", "pool list"]);
     store.down();
     for (words, why) in [
         (["--level", "6"], "level 6 on its drives is 2+2"),
@@ -253,6 +259,8 @@ fn levels_are_planned_without_a_store_and_made_as_planned() {
     for member in [0, 2] {
         store.ok(&["drive", "fail", members[member]["drive"].as_str().unwrap()]);
     }
+    let pool = store.json(&["pool", "show"]);
+    assert_eq!((&pool["drives_online"], &pool["may_be_lost"]), (&2.into(), &0.into()), "{pool}");
     let found = std::fs::read(store.mount.join("file")).unwrap();
     assert_eq!(found, vec![7; 3 << 20], "one of each pair is left");
     store.down();

@@ -67,6 +67,7 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 27] = [
 pub(crate) fn document() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for (path, method, summary, parameter) in OPERATIONS {
+        assert_eq!(path.contains('{'), parameter.is_some(), "{path}: a path names its parameter");
         let parameters: Vec<Value> = parameter
             .iter()
             .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))

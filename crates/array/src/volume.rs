@@ -191,8 +191,14 @@ impl Volume {
     /// The first stripes from `from` on, at most `most`, in which something is written, be it in the log. In
     /// ascending order.
     pub async fn written(&self, from: u64, most: usize) -> Result<Vec<u64>, ArrayError> {
-        let (start, end) = (self.stripes.start, Stripe(self.stripes.end));
-        let found = scoped(self.array.stripes().written(Stripe(start + from)..end, most)).await?;
+        self.written_in(from..self.stripes.end - self.stripes.start, most).await
+    }
+
+    /// The same for the stripes of a range. Nothing else is read for them.
+    pub async fn written_in(&self, range: Range<u64>, most: usize) -> Result<Vec<u64>, ArrayError> {
+        let (start, end) = (self.stripes.start, self.stripes.end);
+        let range = Stripe(start + range.start)..Stripe(end.min(start.saturating_add(range.end)));
+        let found = scoped(self.array.stripes().written(range, most)).await?;
         Ok(found.into_iter().map(|stripe| stripe.0 - start).collect())
     }
 }

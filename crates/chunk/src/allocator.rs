@@ -157,14 +157,14 @@ impl Allocator {
     pub(crate) async fn allocate_reserved(&self, wanted: u64) -> Result<Run, ChunkError> {
         assert!(wanted > 0, "a run has a block");
         let mut run = self.allocate(wanted).await?;
-        if run.is_none() && !self.is_swept() {
-            // They are in stripes that it has not come to.
-            self.sweep().await?;
-            run = self.allocate(wanted).await?;
-        }
         if run.is_none() {
             // The missing blocks are in a running discard.
             let _no_discard = self.discarding.lock().await;
+            run = self.allocate(wanted).await?;
+        }
+        while run.is_none() && !self.is_swept() {
+            // Or in stripes that the sweep has not come to.
+            self.sweep_on().await?;
             run = self.allocate(wanted).await?;
         }
         assert!(run.is_none_or(|(_, count)| (1..=wanted).contains(&count)), "{run:?} for {wanted} blocks");
@@ -184,6 +184,9 @@ impl Allocator {
                         assert!(self.is_loaded(stripe), "group {group} is in memory until the next wait");
                         return Ok(Some(self.space.borrow_mut().allocate(stripe, wanted)));
                     }
+                    if kind == Kind::Empty {
+                        self.space.borrow_mut().set_unusable(group);
+                    }
                     from = group + 1;
                     if from == groups.count() {
                         break;
@@ -199,7 +202,7 @@ impl Allocator {
 
     fn next_group(&self, kind: Kind, from: u64) -> Option<u64> {
         let space = self.space.borrow();
-        space.next_group(kind, from..space.groups().count())
+        space.next_usable_group(kind, from..space.groups().count())
     }
 
     /// The first stripe of a kind in a group from which blocks may be allocated. The group is in memory
@@ -269,23 +272,31 @@ impl Allocator {
     pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
         // Nothing is awaited between this test and the allocation that relies on it.
         let has_space = || self.space.borrow().has_beside_reservations(self.volume.stripe_blocks(), mine);
-        let take = async |stripe| {
-            self.load_of(stripe).await?;
-            Ok::<_, ChunkError>(has_space() && self.space.borrow_mut().take_stripe(stripe))
+        // Nor between these tests and that allocation.
+        let take = async |stripe: u64| {
+            loop {
+                match self.volume.knows_unwritten(stripe) {
+                    None => _ = self.volume.is_unwritten(stripe).await?,
+                    Some(false) => return Ok::<_, ChunkError>(false),
+                    Some(true) if !self.is_loaded(stripe) => self.load_of(stripe).await?,
+                    Some(true) => return Ok(has_space() && self.space.borrow_mut().take_stripe(stripe)),
+                }
+            }
         };
+        let is_lost = |error: &ChunkError| matches!(error, ChunkError::Array(ArrayError::Damaged { .. }));
         let mut written = BTreeSet::new();
         while has_space() {
             let reusable = self.idle.borrow_mut().take_reusable();
             if let Some(stripe) = reusable {
-                let taken = match self.volume.is_unwritten(stripe).await {
-                    Ok(true) => take(stripe).await,
-                    // Nobody can use a stripe whose page is lost.
-                    Ok(false) | Err(ArrayError::Damaged { .. }) => Ok(false),
-                    Err(error) => Err(error.into()),
-                };
-                match taken {
+                match take(stripe).await {
                     Ok(true) => return Ok(Some(stripe)),
-                    Ok(false) => continue,
+                    Ok(false) if has_space() => continue,
+                    Ok(false) => {
+                        self.idle.borrow_mut().add_reusable(stripe..stripe + 1);
+                        break;
+                    }
+                    // Nobody can use a stripe whose page is lost.
+                    Err(error) if is_lost(&error) => continue,
                     Err(error) => {
                         self.idle.borrow_mut().add_reusable(stripe..stripe + 1);
                         return Err(error);
@@ -294,14 +305,17 @@ impl Allocator {
             }
             if self.discard_some(Discard::InTable).await? == 0 {
                 let may_be_unwritten = |stripe: u64| {
-                    !written.contains(&stripe) && self.volume.knows_unwritten(stripe) != Some(false)
+                    !written.contains(&stripe)
+                        && !self.volume.is_unreadable(stripe)
+                        && self.volume.knows_unwritten(stripe) != Some(false)
                 };
                 let Some(stripe) = self.last_empty(may_be_unwritten).await? else { break };
-                match self.volume.is_unwritten(stripe).await {
-                    Ok(true) if take(stripe).await? => return Ok(Some(stripe)),
-                    Ok(_) | Err(ArrayError::Damaged { .. }) => written.insert(stripe),
-                    Err(error) => return Err(error.into()),
-                };
+                match take(stripe).await {
+                    Ok(true) => return Ok(Some(stripe)),
+                    Ok(false) => _ = written.insert(stripe),
+                    Err(error) if is_lost(&error) => _ = written.insert(stripe),
+                    Err(error) => return Err(error),
+                }
             }
         }
         Ok(None)
@@ -379,7 +393,9 @@ impl Allocator {
             }
             self.idle.borrow_mut().source(how).remove(&stripe);
             if space.take_stripe(stripe) {
-                run = Some(run.map_or((stripe, 1), |(first, count)| (first, count + 1)));
+                let taken = run.map_or((stripe, 1), |(first, count)| (first, count + 1));
+                space.set_discarding(taken.1 * per_stripe);
+                run = Some(taken);
             }
         }
     }

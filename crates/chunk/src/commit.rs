@@ -180,9 +180,12 @@ impl Commits {
         mut writes: WriteSet,
     ) -> Result<(), ChunkError> {
         assert!(changes.iter().all(|change| change.key.file == file), "the changes are of one file");
-        if self.allocator.space().is_crowded() {
+        if self.allocator.space_mut().is_crowded() && !self.reclaim.borrow().is_empty() {
             // Blocks that wait to be free keep many groups in memory.
-            self.sync().await?;
+            if let Err(error) = self.sync().await {
+                changes.into_iter().for_each(Changes::put_back);
+                return Err(error);
+            }
         }
         let _one_at_a_time = self.one_at_a_time.lock().await;
         let allocated: Vec<Run> =

@@ -9,7 +9,10 @@
 //! Invariants:
 //! - reservations and used blocks together never exceed the volume, except that blocks of a write in progress
 //!   are both for a moment;
-//! - a group whose used blocks are not those of its row, as every later reader finds it, is in memory.
+//! - a group whose used blocks are not those of its row, as every later reader finds it, is in memory;
+//! - no block is allocated that was free in a *suspect* group when that became known. The bits of a group are
+//!   suspect if they are not as they are counted, or if a file owns a block without a bit; the row of counts
+//!   says so from its next change on, until a repair.
 //!
 //! Small extents come from partly used stripes, lowest first. Full stripes come from the top. So the two meet
 //! only when space is short.
@@ -98,6 +101,10 @@ pub(crate) struct Space {
     discarding: u64,
     /// Blocks freed so far.
     freed: u64,
+    /// Groups some of whose bits may be lost.
+    suspects: BTreeSet<u64>,
+    /// Groups in which no empty stripe may be used until something is freed or the sweep has gone on.
+    unusable: BTreeSet<u64>,
 }
 
 impl Space {
@@ -116,6 +123,8 @@ impl Space {
             reserved: 0,
             discarding: 0,
             freed: 0,
+            suspects: BTreeSet::new(),
+            unusable: BTreeSet::new(),
         };
         (0..count).for_each(|group| space.set_counts(group, space.free_counts(group)));
         space
@@ -167,8 +176,28 @@ impl Space {
         self.loaded.get_mut(&group).map(|group| group.is_used = true).is_some()
     }
 
+    /// Counts of a group without a block that may be allocated.
+    fn full_counts(&self, group: u64) -> Counts {
+        let range = self.groups.range(group);
+        Counts { used: to_u16(to_usize(range.end - range.start)), empty: 0 }
+    }
+
+    /// Some bits of a group may be lost: nothing that is free there is allocated before a repair.
+    pub(crate) fn suspect(&mut self, group: u64) {
+        self.suspects.insert(group);
+        match self.loaded.contains_key(&group) {
+            true => self.change(group, Group::suspect),
+            false => self.set_counts(group, self.full_counts(group)),
+        }
+    }
+
+    /// True if some bits of a group may be lost.
+    pub(crate) fn is_suspect(&self, group: u64) -> bool {
+        self.suspects.contains(&group)
+    }
+
     /// Puts a group with these bits into memory, which is not there. Returns false if it was counted in
-    /// another way; the bits count from now on.
+    /// another way: it is suspect from now on.
     pub(crate) fn load(&mut self, group: u64, words: &[u64]) -> bool {
         self.give_up_groups();
         let range = self.groups.range(group);
@@ -176,8 +205,12 @@ impl Space {
         let (before, counts) = (self.counts(group), new.counts());
         let old = self.loaded.insert(group, new);
         assert!(old.is_none(), "group {group} is in memory, and may be newer there");
+        let agrees = self.is_suspect(group) || before == counts;
         self.set_counts(group, counts);
-        before == counts
+        if self.is_suspect(group) || !agrees {
+            self.suspect(group);
+        }
+        agrees
     }
 
     /// Looks at some groups, and lets those leave the memory that are not needed, while there are too many.
@@ -197,8 +230,9 @@ impl Space {
     }
 
     /// True if far more groups are in memory than it is meant for: blocks wait to be committed, or to be
-    /// free, in each of them.
-    pub(crate) fn is_crowded(&self) -> bool {
+    /// free, in most of them.
+    pub(crate) fn is_crowded(&mut self) -> bool {
+        self.give_up_groups();
         self.loaded.len() > 2 * MOST_GROUPS
     }
 
@@ -230,6 +264,23 @@ impl Space {
             Kind::Partial => self.with_partial.first(range),
             Kind::Empty => self.with_empty.first(range),
         }
+    }
+
+    /// The same without groups none of whose stripes of that kind may be used now.
+    pub(crate) fn next_usable_group(&self, kind: Kind, range: Range<u64>) -> Option<u64> {
+        let next = |from| self.next_group(kind, from..range.end);
+        let mut all = std::iter::successors(next(range.start), |group| next(group + 1));
+        all.find(|group| kind == Kind::Partial || !self.unusable.contains(group))
+    }
+
+    /// No empty stripe of a group may be used now.
+    pub(crate) fn set_unusable(&mut self, group: u64) {
+        self.unusable.insert(group);
+    }
+
+    /// More stripes may be used than before.
+    pub(crate) fn clear_unusable(&mut self) {
+        self.unusable.clear();
     }
 
     /// The last group before one that has empty stripes.
@@ -344,6 +395,7 @@ impl Space {
         assert!(count > 0, "a run has a block");
         self.mark((start, count), false);
         self.freed += count;
+        self.unusable.clear();
         let stripe_blocks = self.groups.stripe_blocks();
         let stripes = start / stripe_blocks..=(start + count - 1) / stripe_blocks;
         stripes.filter(|stripe| self.is_empty(*stripe)).collect()
@@ -388,6 +440,7 @@ impl Space {
         }
         let groups: BTreeSet<u64> =
             self.groups.of_runs(&allocated).chain(self.groups.of_runs(&marked)).collect();
+        groups.iter().for_each(|group| self.group_mut(*group).count_row());
         let rows = self.rows(&groups);
         groups.iter().for_each(|group| self.pin(*group, true));
         SpaceCommit { rows, groups, allocated, freed: marked }
@@ -413,9 +466,12 @@ impl Space {
         bits.chain(of_counts.into_iter().map(counts)).collect()
     }
 
-    /// The counts of a group as its row has it.
+    /// The counts of a group as its row has it; those of a suspect one say so.
     fn committed_counts(&self, group: u64) -> Counts {
-        self.loaded.get(&group).map_or_else(|| self.counts(group), Group::committed_counts)
+        match self.is_suspect(group) {
+            true => Counts::SUSPECT,
+            false => self.loaded.get(&group).map_or_else(|| self.counts(group), Group::row_counts),
+        }
     }
 
     /// A [`Space::commit`] is in the rows. Returns the runs that were marked and are not any more.
@@ -429,6 +485,7 @@ impl Space {
         commit.groups.iter().for_each(|group| self.pin(*group, false));
         self.commit_runs(&commit.freed, true);
         self.commit_runs(&commit.allocated, false);
+        commit.groups.iter().for_each(|group| self.group_mut(*group).count_row());
     }
 
     /// The bits of a group in memory, as its row has them.
@@ -441,16 +498,10 @@ impl Space {
         self.loaded.get(&group).map(Group::committed)
     }
 
-    /// Counts blocks as used and committed that files own, in whatever state they were. Their groups stay in
-    /// memory until these are [reloaded](Self::reload).
-    pub(crate) fn own(&mut self, run: Run) {
-        for (group, part) in self.groups.parts(run).collect::<Vec<_>>() {
-            self.change(group, |group| group.own(part));
-        }
-    }
-
-    /// The row of a group has these bits now. Blocks that are allocated and not committed stay so.
+    /// A repair wrote the row of a group: it has these bits now, and none is lost. Blocks that are allocated
+    /// and not committed stay so.
     pub(crate) fn reload(&mut self, group: u64, words: &[u64]) {
+        self.suspects.remove(&group);
         match self.loaded.contains_key(&group) {
             true => self.change(group, |group| group.reload(words)),
             false => self.set_counts(group, self.counts_of(group, words)),

@@ -174,6 +174,11 @@ pub struct Counts {
     pub empty: u16,
 }
 
+impl Counts {
+    /// Some bits of the group may be lost. No group has so many empty stripes.
+    pub const SUSPECT: Self = Self { used: u16::MAX, empty: u16::MAX };
+}
+
 /// The key of the row with the counts of groups `row` * [`GROUPS_IN_A_ROW`] and those that follow.
 pub fn counts_key(row: u64) -> Vec<u8> {
     row_key(COUNTS, &[row])

@@ -126,6 +126,11 @@ impl Target {
         }
     }
 
+    /// Waits until all written stripes without an owner are found that were there at the start.
+    pub async fn sweep(&self) -> Result<(), ChunkError> {
+        self.allocator.sweep().await
+    }
+
     /// True once all written stripes without an owner are found that were there at the start.
     pub fn is_swept(&self) -> bool {
         self.allocator.is_swept()
@@ -337,12 +342,15 @@ async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
         // A row outside the volume's groups says nothing; a check reports it.
         let Some(first) = first.filter(|first| *first < groups) else { return Ok(()) };
         let range = first..groups.min(first + GROUPS_IN_A_ROW);
-        let counts = decode_counts(value, to_usize(range.end - first)).unwrap_or_default();
-        match range.clone().zip(&counts).all(|(group, counts)| space.is_possible(group, *counts)) {
-            true if !counts.is_empty() => {
-                range.zip(counts).for_each(|(group, counts)| space.set_counts(group, counts));
+        let Ok(counts) = decode_counts(value, to_usize(range.end - first)) else {
+            bad.push(range);
+            return Ok(());
+        };
+        for (group, counts) in range.zip(counts) {
+            match space.is_possible(group, counts) {
+                true => space.set_counts(group, counts),
+                false => space.suspect(group),
             }
-            _ => bad.push(range),
         }
         Ok::<_, ChunkError>(())
     })

@@ -22,6 +22,7 @@ pub struct MemKv {
     /// Transactions that still succeed; none if all do.
     until_failure: Cell<Option<u64>>,
     fails_reads: Cell<bool>,
+    fails_flushes: Cell<bool>,
     waits_after_reads: Cell<bool>,
 }
 
@@ -36,6 +37,7 @@ impl MemKv {
             flushes: Cell::new(0),
             until_failure: Cell::new(None),
             fails_reads: Cell::new(false),
+            fails_flushes: Cell::new(false),
             waits_after_reads: Cell::new(false),
         })
     }
@@ -48,6 +50,11 @@ impl MemKv {
     /// Lets all reads fail with [`KvError::Engine`], or none.
     pub fn fail_reads(&self, fails: bool) {
         self.fails_reads.set(fails);
+    }
+
+    /// Lets all flushes fail with [`KvError::Engine`], or none.
+    pub fn fail_flushes(&self, fails: bool) {
+        self.fails_flushes.set(fails);
     }
 
     /// Lets other tasks run between a read by key and its return, so that transactions may follow before the
@@ -185,6 +192,9 @@ impl Kv for MemKv {
 
     fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>> {
         Box::pin(async move {
+            if self.fails_flushes.get() {
+                return Err(KvError::Engine("told to fail".to_owned()));
+            }
             self.make_durable();
             Ok(())
         })

@@ -148,6 +148,8 @@ impl MetaTarget {
 
     /// Checks everything as of one moment: changes wait until it has finished. `target` stores the chunks.
     pub async fn check(&self, target: &Target) -> Result<MetaCheck, MetaError> {
+        // Before changes must wait for it.
+        target.sweep().await?;
         let turn = self.parts.names.turn().await;
         target.commit_all().await?;
         let quiet = turn.gate().quiesce().await;
@@ -157,6 +159,7 @@ impl MetaTarget {
     /// Repairs the file system. The caller must serve no request meanwhile, and nobody may have files open,
     /// except files in the queue of removed files. `target` stores the chunks.
     pub async fn repair(&self, target: &Target) -> Result<Repair, MetaError> {
+        target.sweep().await?;
         let turn = self.parts.names.turn().await;
         target.commit_all().await?;
         let quiet = turn.gate().quiesce().await;

@@ -2,7 +2,6 @@
 //!
 //! A store has one pool today: the drives, the array with its data, and the mirrors with its metadata.
 
-use crate::error::AdminError;
 use crate::node::Node;
 use crate::report::PoolReport;
 use penstock_array::format::descriptor::Role;
@@ -14,47 +13,39 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// The name of the pool of a store.
 const NAME: &str = "main";
 
-impl Node {
-    /// Reports of all pools.
-    pub fn pool_reports(&self) -> Vec<PoolReport> {
-        let data = self.arrays().iter().filter(|array| array.role() == Role::Data);
-        data.map(|data| self.pool_report(data)).collect()
-    }
+/// Reports of all pools of a store.
+pub(crate) fn reports(node: &Node) -> Vec<PoolReport> {
+    let data = node.arrays().iter().filter(|array| array.role() == Role::Data);
+    data.map(|data| report(node, data)).collect()
+}
 
-    /// Report of one pool, by its name.
-    pub fn show_pool(&self, name: &str) -> Result<PoolReport, AdminError> {
-        let found = self.pool_reports().into_iter().find(|pool| pool.name == name);
-        found.ok_or_else(|| AdminError::NotFound(format!("no pool {name}; `penstock pool list` shows them")))
-    }
+fn is_online(node: &Node, drive: DriveId) -> bool {
+    node.drives().iter().any(|known| known.id() == drive && known.is_online())
+}
 
-    fn is_online(&self, drive: DriveId) -> bool {
-        self.drives().iter().any(|known| known.id() == drive && known.is_online())
-    }
-
-    fn pool_report(&self, data: &Rc<Array>) -> PoolReport {
-        let of_pool = |array: &&Rc<Array>| array.pool() == data.pool();
-        let arrays: Vec<Rc<Array>> = self.arrays().iter().filter(of_pool).cloned().collect();
-        let worst = arrays.iter().map(|array| array.report().state).max().unwrap_or(ArrayState::Ok);
-        let drives: Vec<DriveId> = data.report().members.iter().map(|member| member.drive).collect();
-        let online: Vec<DriveId> = drives.iter().copied().filter(|drive| self.is_online(*drive)).collect();
-        let survives = |drive: &&DriveId| arrays.iter().all(|array| array.survives(&[**drive]));
-        let (geometry, space) = (data.geometry(), self.target.usage());
-        let strip_bytes = geometry.strip_bytes() as u64;
-        PoolReport {
-            name: NAME.to_owned(),
-            state: worst.word().to_owned(),
-            code: format!("{}+{}", geometry.k, geometry.m),
-            layout: data.layout().describe(),
-            drives: drives.len() as u64,
-            drives_online: online.len() as u64,
-            may_be_lost: online.iter().filter(survives).count() as u64,
-            strip_bytes,
-            stripe_bytes: geometry.k as u64 * strip_bytes,
-            total_bytes: space.total_blocks * BLOCK,
-            free_bytes: space.free_blocks * BLOCK,
-            redundancy_debt_stripes: arrays.iter().map(|array| array.redundancy_debt_stripes()).sum(),
-            is_counted: arrays.iter().all(|array| array.report().is_counted),
-            arrays: arrays.iter().map(|array| array.name().to_owned()).collect(),
-        }
+fn report(node: &Node, data: &Rc<Array>) -> PoolReport {
+    let of_pool = |array: &&Rc<Array>| array.pool() == data.pool();
+    let arrays: Vec<Rc<Array>> = node.arrays().iter().filter(of_pool).cloned().collect();
+    let worst = arrays.iter().map(|array| array.report().state).max().unwrap_or(ArrayState::Ok);
+    let drives: Vec<DriveId> = data.report().members.iter().map(|member| member.drive).collect();
+    let online: Vec<DriveId> = drives.iter().copied().filter(|drive| is_online(node, *drive)).collect();
+    let survives = |drive: &&DriveId| arrays.iter().all(|array| array.survives(&[**drive]));
+    let (geometry, space) = (data.geometry(), node.target.usage());
+    let strip_bytes = geometry.strip_bytes() as u64;
+    PoolReport {
+        name: NAME.to_owned(),
+        state: worst.word().to_owned(),
+        code: format!("{}+{}", geometry.k, geometry.m),
+        layout: data.layout().describe(),
+        drives: drives.len() as u64,
+        drives_online: online.len() as u64,
+        may_be_lost: online.iter().filter(survives).count() as u64,
+        strip_bytes,
+        stripe_bytes: geometry.k as u64 * strip_bytes,
+        total_bytes: space.total_blocks * BLOCK,
+        free_bytes: space.free_blocks * BLOCK,
+        redundancy_debt_stripes: arrays.iter().map(|array| array.redundancy_debt_stripes()).sum(),
+        is_counted: arrays.iter().all(|array| array.report().is_counted),
+        arrays: arrays.iter().map(|array| array.name().to_owned()).collect(),
     }
 }

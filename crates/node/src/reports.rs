@@ -5,8 +5,9 @@ use crate::event::{EventKind, Severity};
 use crate::event_files::Kept;
 use crate::latency::latencies;
 use crate::node::{Node, health};
+use crate::pools;
 use crate::report::{
-    ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, MemberReport, SessionDetails,
+    ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, MemberReport, PoolReport, SessionDetails,
     SessionReport, StatusReport,
 };
 use crate::watch;
@@ -170,6 +171,17 @@ impl Node {
             ..array_report(array, now_ns)
         };
         arrays.iter().map(report).collect()
+    }
+
+    /// Reports of all pools.
+    pub fn pool_reports(&self) -> Vec<PoolReport> {
+        pools::reports(self)
+    }
+
+    /// Report of one pool, by its name.
+    pub fn show_pool(&self, name: &str) -> Result<PoolReport, AdminError> {
+        let found = self.pool_reports().into_iter().find(|pool| pool.name == name);
+        found.ok_or_else(|| AdminError::NotFound(format!("no pool {name}; `penstock pool list` shows them")))
     }
 
     /// Report of everything. The caller adds folder, process-wide addresses and mounts, which only the

@@ -28,7 +28,7 @@ use crate::queue::EntryQueue;
 use crate::site::Site;
 use crate::stripes::Stripes;
 use crate::stripes::census::StripeState;
-use crate::stripes::load::Unread;
+use crate::stripes::load::{END, Unread};
 use crate::stripes::promises::Target;
 use crate::stripes::table::StripeTable;
 use crate::strips::{Found, Part, StripWrite, Strips};
@@ -442,7 +442,7 @@ impl Rebuild {
                 self.members.is_reachable(own) && !state.stale.contains(position)
             }),
         };
-        self.stripes.find(from, most, Unread::Waits, may_have, is_wanted).await
+        self.stripes.find(from..END, most, Unread::Waits, may_have, is_wanted).await
     }
 
     /// Strips of a stripe that are stale, or on members that are gone.

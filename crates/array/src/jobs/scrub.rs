@@ -16,7 +16,7 @@ use crate::members::{Members, WhenSuspended};
 use crate::place::Position;
 use crate::site::Site;
 use crate::stripes::Stripes;
-use crate::stripes::load::Unread;
+use crate::stripes::load::{END, Unread};
 use crate::strips::{Erased, Found, Part, StripWrite, Strips};
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Stripe};
@@ -120,7 +120,7 @@ impl Scrub {
         loop {
             self.tally(&mut progress.borrow_mut().report, &base);
             let from = Stripe(progress.borrow().next_stripe);
-            let next = self.stripes.find(from, 1, Unread::Fails, |_, _| true, |_, _| true).await?;
+            let next = self.stripes.find(from..END, 1, Unread::Fails, |_, _| true, |_, _| true).await?;
             let Some(stripe) = next.first().copied() else {
                 self.list_lost(&mut progress.borrow_mut().report);
                 return Ok(true);

@@ -25,7 +25,7 @@ use crate::members::{FoundLabels, Members};
 use crate::place::{MemberNo, MemberSet, Position};
 use crate::stripes::Stripes;
 use crate::stripes::census::StripeState;
-use crate::stripes::load::Unread;
+use crate::stripes::load::{END, Unread};
 use crate::stripes::table::StripeTable;
 use crate::strips::{Erased, Part, Strips};
 use penstock_base::Stripe;
@@ -146,7 +146,7 @@ async fn find_lost(
         state.stale.len() + gone.len() > m
             && state.is_lost_without(layout, stripe, (MemberSet::NONE, gone), m)
     };
-    stripes.find(from, most, Unread::Fails, may_have, is_lost).await
+    stripes.find(from..END, most, Unread::Fails, may_have, is_lost).await
 }
 
 /// The number of stripes that [`find_lost`] finds.

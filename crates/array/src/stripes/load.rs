@@ -22,6 +22,9 @@ use penstock_drive::Slice;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+/// Behind the last stripe of any array.
+pub(crate) const END: Stripe = Stripe(u64::MAX);
+
 /// Pages that are looked at before other tasks run.
 const PAGES_AT_A_TIME: usize = 64;
 
@@ -238,22 +241,24 @@ impl Stripes {
         self.table().unsaved() >= self.memory.most_unsaved()
     }
 
-    /// The first written stripes from `from` on, at most `most`, for which `wanted` holds. Only pages for
-    /// which `may_have` holds are looked at. The pages of all stripes that share a row with one are in memory
-    /// while that is asked for.
+    /// The first written stripes of a range, at most `most`, for which `wanted` holds. Only pages for which
+    /// `may_have` holds are looked at. The pages of all stripes that share a row with one are in memory while
+    /// that is asked for.
     pub(crate) async fn find(
         &self,
-        from: Stripe,
+        range: Range<Stripe>,
         most: usize,
         unread: Unread,
         may_have: impl Fn(&StripeTable, u64) -> bool,
         wanted: impl Fn(Stripe, StripeState) -> bool,
     ) -> Result<Vec<Stripe>, ArrayError> {
         let (mut found, mut looked_at) = (Vec::new(), 0);
-        if from.0 >= self.context.geo.stripes {
+        let end = Stripe(range.end.0.min(self.context.geo.stripes));
+        if range.start >= end || most == 0 {
             return Ok(found);
         }
-        let mut page = self.table().page_of(from);
+        let pages = self.pages_of(range.start..end);
+        let (mut page, last_page) = (pages.start, pages.end - 1);
         loop {
             looked_at += 1;
             if looked_at % PAGES_AT_A_TIME == 0 {
@@ -269,6 +274,9 @@ impl Stripes {
                 page = last + 1;
                 wanted_page
             };
+            if wanted_page.unwrap_or(page) > last_page {
+                return Ok(found);
+            }
             let Some(wanted_page) = wanted_page else { continue };
             let _page = match self.pin(wanted_page..wanted_page + 1).await {
                 Ok(pin) => pin,
@@ -279,7 +287,7 @@ impl Stripes {
             };
             let _beside = self.pin_beside(self.stripes_beside(wanted_page)).await;
             let written: Vec<_> = self.table().written_in(wanted_page).collect();
-            let stripes = written.into_iter().filter(|(stripe, _)| *stripe >= from);
+            let stripes = written.into_iter().filter(|(stripe, _)| (range.start..end).contains(stripe));
             let wanted = stripes.filter(|(stripe, state)| wanted(*stripe, *state));
             found.extend(wanted.map(|(stripe, _)| stripe).take(most - found.len()));
             if found.len() == most {
@@ -296,7 +304,7 @@ impl Stripes {
             let (map, overlay) = (self.map(), self.overlay());
             map.pending().map(|(stripe, _)| stripe).chain(overlay.stripes()).collect()
         };
-        let in_table = self.find(range.start, most, Unread::Fails, |_, _| true, |_, _| true).await?;
+        let in_table = self.find(range.clone(), most, Unread::Fails, |_, _| true, |_, _| true).await?;
         let end = match in_table.last() {
             Some(last) if in_table.len() == most => last.next().min(range.end),
             _ => range.end,

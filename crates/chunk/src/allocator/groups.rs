@@ -47,7 +47,10 @@ impl Allocator {
         self.group_reads.set(self.group_reads.get() + 1);
         let agrees = self.space_mut().load(group, &words_of(group, row.as_deref()));
         if !agrees {
-            tracing::error!(group, "an allocation group is not as it was counted: `penstock fs check`");
+            tracing::error!(
+                group,
+                "an allocation group is not as it was counted: nothing is allocated in it until `penstock fs check --repair`"
+            );
         }
         Ok(())
     }

@@ -3,25 +3,25 @@
 //! Most are leftovers of writes that a crash kept from being committed, and become idle. Some may belong to
 //! files whose bits are damaged: a discard would destroy their data, and so would a write of others. So a
 //! written stripe is neither allocated nor discarded before the sweep has come to it, and it asks the map
-//! rows for the owner of each one that it finds.
+//! rows for the owner of each one that it finds. If there is one, the bits of the group are suspect.
 //!
 //! It goes on in the background, since a start does not wait for all of a store to be read. Groups without
 //! an empty stripe are passed over.
 
 use super::Allocator;
 use crate::ChunkError;
-use crate::free::{Kind, Run};
+use crate::free::Kind;
 use crate::rows::{all_maps, read_row, valid_part};
 use penstock_array::{ArrayError, Volume};
 use penstock_base::HashSet;
 use penstock_kv::for_each;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Written stripes that are looked up at the same time.
 const STRIPES_AT_A_TIME: usize = 4096;
 /// Stripes without an owner that are looked for in the map rows at the same time.
-const BARE_AT_A_TIME: usize = 1 << 16;
+const BARE_AT_A_TIME: usize = 1 << 20;
 
 /// The written stripes of a volume, in ascending order and some at a time.
 pub(crate) struct WrittenStripes<'a> {
@@ -76,18 +76,45 @@ impl Allocator {
     /// Waits until the sweep has come to all stripes, and drives it on. After an error it may be called
     /// again.
     pub(crate) async fn sweep(&self) -> Result<(), ChunkError> {
-        let _one = self.sweeping.lock().await;
         while !self.is_swept() {
-            let (bare, next) = self.find_bare(self.swept.get()).await?;
-            let owned = self.find_owned(&bare).await?;
-            let unowned: Vec<u64> = bare.into_iter().filter(|stripe| !owned.contains_key(stripe)).collect();
-            self.own(owned).await?;
-            if self.idle.borrow_mut().add(unowned) {
-                self.has_idle.notify_one();
-            }
-            assert!(next > self.swept.get(), "it goes on from {}", self.swept.get());
-            self.swept.set(next);
+            self.sweep_on().await?;
         }
+        Ok(())
+    }
+
+    /// One step of the sweep, if it is not over.
+    pub(super) async fn sweep_on(&self) -> Result<(), ChunkError> {
+        let _one = self.sweeping.lock().await;
+        if self.closed.get() {
+            return Err(ArrayError::Closed.into());
+        }
+        if self.is_swept() {
+            return Ok(());
+        }
+        let (bare, next) = self.find_bare(self.swept.get()).await?;
+        let owned = self.find_owned(&bare).await?;
+        let mut idle = Vec::new();
+        for stripe in bare {
+            let group = self.space().groups().of_stripe(stripe);
+            if owned.contains(&stripe) && !self.space().is_suspect(group) {
+                tracing::error!(
+                    group,
+                    "blocks of files are marked as free: nothing is allocated beside them until `penstock fs check --repair`"
+                );
+                self.space_mut().suspect(group);
+            }
+            if !self.space().is_suspect(group) {
+                idle.push(stripe);
+            }
+        }
+        // A group may have become suspect by a later stripe of it.
+        idle.retain(|stripe| !self.space().is_suspect(self.space().groups().of_stripe(*stripe)));
+        if self.idle.borrow_mut().add(idle) {
+            self.has_idle.notify_one();
+        }
+        assert!(next > self.swept.get(), "it goes on from {}", self.swept.get());
+        self.swept.set(next);
+        self.space_mut().clear_unusable();
         Ok(())
     }
 
@@ -99,13 +126,18 @@ impl Allocator {
         let stripes = groups.blocks() / groups.stripe_blocks();
         while bare.len() < BARE_AT_A_TIME {
             let group = match from < stripes {
-                true => self.next_group(Kind::Empty, groups.of_stripe(from)),
+                true => self.space().next_group(Kind::Empty, groups.of_stripe(from)..groups.count()),
                 false => None,
             };
             let Some(group) = group else { return Ok((bare, u64::MAX)) };
             from = from.max(groups.stripes(group).start);
-            let written = self.volume.written(from, STRIPES_AT_A_TIME).await?;
-            let Some(last) = written.last() else { return Ok((bare, u64::MAX)) };
+            // A group without a used block is mostly unwritten too, and so are those that follow.
+            let end = match self.space().counts(group).used {
+                0 => stripes,
+                _ => groups.stripes(group).end,
+            };
+            let written = self.volume.written_in(from..end, STRIPES_AT_A_TIME).await?;
+            let is_all = written.len() < STRIPES_AT_A_TIME;
             for stripe in &written {
                 if self.space().counts(groups.of_stripe(*stripe)).empty > 0 {
                     self.load_of(*stripe).await?;
@@ -114,17 +146,19 @@ impl Allocator {
                     }
                 }
             }
-            assert!(*last >= from, "written stripes are listed from {from} on");
-            from = last + 1;
+            from = match written.last() {
+                Some(last) if !is_all => last + 1,
+                _ => end,
+            };
         }
         assert!(bare.is_sorted(), "they are listed in order");
         Ok((bare, from))
     }
 
-    /// The runs of blocks of files in these stripes, by stripe.
-    async fn find_owned(&self, bare: &[u64]) -> Result<BTreeMap<u64, Vec<Run>>, ChunkError> {
+    /// Those of these stripes in which a file owns blocks.
+    async fn find_owned(&self, bare: &[u64]) -> Result<BTreeSet<u64>, ChunkError> {
         let stripes: HashSet<u64> = bare.iter().copied().collect();
-        let mut owned: BTreeMap<u64, Vec<Run>> = BTreeMap::new();
+        let mut owned = BTreeSet::new();
         if bare.is_empty() {
             return Ok(owned);
         }
@@ -135,33 +169,12 @@ impl Allocator {
             let valid = |extent| valid_part(extent, self.chunk_blocks, self.volume.blocks());
             for part in row.extents.iter().map(valid).filter(|part| part.count > 0) {
                 let (first, end) = (part.block, part.block + u64::from(part.count));
-                for stripe in first / per_stripe..end.div_ceil(per_stripe) {
-                    if stripes.contains(&stripe) {
-                        let from = first.max(stripe * per_stripe);
-                        let until = end.min((stripe + 1) * per_stripe);
-                        owned.entry(stripe).or_default().push((from, until - from));
-                    }
-                }
+                let of_part = first / per_stripe..end.div_ceil(per_stripe);
+                owned.extend(of_part.filter(|stripe| stripes.contains(stripe)));
             }
             Ok::<_, ChunkError>(())
         })
         .await?;
         Ok(owned)
-    }
-
-    /// Counts blocks of files as used whose bits say otherwise. In a stripe that was allocated meanwhile they
-    /// do not: it was discarded since it was found.
-    async fn own(&self, owned: BTreeMap<u64, Vec<Run>>) -> Result<(), ChunkError> {
-        if !owned.is_empty() {
-            tracing::error!("blocks of files are marked as free: `penstock fs check --repair` repairs it");
-        }
-        for (stripe, runs) in owned {
-            self.load_of(stripe).await?;
-            let mut space = self.space_mut();
-            if space.is_empty(stripe) {
-                runs.into_iter().for_each(|run| space.own(run));
-            }
-        }
-        Ok(())
     }
 }

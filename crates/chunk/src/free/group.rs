@@ -21,12 +21,14 @@ pub(super) struct Group {
     /// Used blocks by stripe.
     fill: Vec<u16>,
     counts: Counts,
+    /// The counts of the bits of the row.
+    row_counts: Counts,
     /// Callers that need it in memory.
     pub(super) pins: u32,
     /// It was used since the last look for groups that may leave the memory.
     pub(super) is_used: bool,
-    /// Some bits here are not in the row, and no commit is about to bring them there.
-    lacks_bits: bool,
+    /// Some bits of the row may be lost: every block counts as used that was not freed since.
+    is_suspect: bool,
 }
 
 /// The counts of a group with these bits.
@@ -58,14 +60,35 @@ impl Group {
             committed,
             fill,
             counts,
+            row_counts: counts,
             pins: 0,
             is_used: true,
-            lacks_bits: false,
+            is_suspect: false,
         };
         for run in bits::runs_within(&*group.committed, 0, blocks) {
             group.mark(run, true);
         }
+        group.row_counts = group.counts;
         group
+    }
+
+    /// Some bits of the row may be lost: counts all blocks as used.
+    pub(super) fn suspect(&mut self) {
+        self.is_suspect = true;
+        let mut free = Vec::new();
+        for word in (0..self.blocks).step_by(64) {
+            let until = self.blocks.min(word + 64);
+            let used = bits::runs_within(&*self.used, word, until);
+            let mut at = word;
+            for (start, count) in used.into_iter().chain([(until, 0)]) {
+                if start > at {
+                    free.push((at, start - at));
+                }
+                at = start + count;
+            }
+        }
+        free.into_iter().for_each(|run| self.mark(run, true));
+        assert_eq!(u64::from(self.counts.used), self.blocks, "all blocks count as used");
     }
 
     /// Counts of used blocks and empty stripes.
@@ -73,9 +96,14 @@ impl Group {
         self.counts
     }
 
-    /// The same for the bits of the row.
-    pub(super) fn committed_counts(&self) -> Counts {
-        counts_of(&*self.committed, self.blocks, self.stripe_blocks)
+    /// The same for the bits of the row, when these were counted last.
+    pub(super) fn row_counts(&self) -> Counts {
+        self.row_counts
+    }
+
+    /// Counts the bits of the row again.
+    pub(super) fn count_row(&mut self) {
+        self.row_counts = counts_of(&*self.committed, self.blocks, self.stripe_blocks);
     }
 
     /// True if the counts are those of the bits.
@@ -85,7 +113,11 @@ impl Group {
 
     /// True if nothing is lost when it leaves the memory.
     pub(super) fn may_leave(&self) -> bool {
-        self.pins == 0 && !self.lacks_bits && self.used == self.committed
+        let is_as_loaded = match self.is_suspect {
+            true => u64::from(self.counts.used) == self.blocks,
+            false => self.used == self.committed,
+        };
+        self.pins == 0 && is_as_loaded
     }
 
     /// The bits of the row.
@@ -159,31 +191,24 @@ impl Group {
         bits::change(&mut *self.committed, run, is_set);
     }
 
-    /// Counts blocks as used and committed that files own, in whatever state they were.
-    pub(super) fn own(&mut self, (start, count): Run) {
-        for block in start..start + count {
-            self.lacks_bits |= !self.is_committed(block);
-            self.set(block, true);
-        }
-    }
-
-    /// The row has these bits now.
+    /// The row has these bits now. Blocks that are allocated and not committed stay so, unless bits were lost
+    /// before.
     pub(super) fn reload(&mut self, words: &[u64]) {
+        if self.is_suspect {
+            let Self { pins, .. } = *self;
+            *self = Self { pins, ..Self::new(words, self.blocks, self.stripe_blocks) };
+            return;
+        }
         for block in 0..self.blocks {
-            if self.is_committed(block) != bits::get(words, block) {
-                self.set(block, bits::get(words, block));
+            let used = bits::get(words, block);
+            if self.is_committed(block) != used {
+                self.commit((block, 1), used);
+                if self.is_used(block) != used {
+                    self.mark((block, 1), used);
+                }
             }
         }
-        self.lacks_bits = false;
-    }
-
-    fn set(&mut self, block: u64, used: bool) {
-        if self.is_committed(block) != used {
-            self.commit((block, 1), used);
-        }
-        if self.is_used(block) != used {
-            self.mark((block, 1), used);
-        }
+        self.count_row();
     }
 
     /// Makes the counts wrong.

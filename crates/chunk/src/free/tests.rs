@@ -169,7 +169,8 @@ fn a_group_is_loaded_as_its_bits_say() {
         let range = space.groups().range(group);
         let wanted: Vec<u64> =
             set_bits(&words).filter(|at| *at < range.end - range.start).map(|at| range.start + at).collect();
-        assert_eq!(space.load(group, &words), wanted.is_empty(), "it was counted as free");
+        space.set_counts(group, space.counts_of(group, &words));
+        assert!(space.load(group, &words), "it is as it was counted");
         let found: Vec<u64> =
             range.clone().filter(|block| space.group(group).is_used(block - range.start)).collect();
         assert!(found == wanted && space.is_counted(), "round {round}");
@@ -245,18 +246,21 @@ fn a_group_leaves_the_memory_when_its_row_has_all_of_it() {
     bed.need(1);
     bed.space.pin(1, true);
     bed.need(2);
-    bed.space.own((2 * GROUP_BLOCKS, 1));
+    assert!(bed.take_stripe(8), "and so has group 2");
     others(&mut bed);
     assert_eq!([0, 1, 2, 3].map(|group| has(&bed, group)), [true, true, true, false]);
+    for group in [4, 5] {
+        bed.need(group);
+        bed.space.pin(group, true);
+    }
     assert!(bed.space.is_crowded());
+    [4, 5].into_iter().for_each(|group| bed.space.pin(group, false));
     let commit = bed.space.commit(vec![(0, 64)], &[]);
     others(&mut bed);
     assert!(has(&bed, 0), "its row is on its way");
     bed.end(commit);
     bed.space.pin(1, false);
-    let words = bed.space.bits_in_memory(2).unwrap().to_vec();
-    bed.space.reload(2, &words);
-    bed.rows.insert(2, words);
+    assert_eq!(bed.free((8 * 64, 64)), [8]);
     others(&mut bed);
     assert_eq!([0, 1, 2, 3].map(|group| has(&bed, group)), [false; 4]);
     assert!(!bed.space.is_crowded());
@@ -267,7 +271,45 @@ fn a_group_leaves_the_memory_when_its_row_has_all_of_it() {
     others(&mut bed);
     assert!(has(&bed, 0) && bed.is_used(0) && !bed.is_committed(0));
     assert_eq!(bed.free((0, 64)), [0]);
-    assert_eq!(bed.space.usage().free_blocks, 8 * GROUP_BLOCKS - 1);
+    assert_eq!(bed.space.usage().free_blocks, 8 * GROUP_BLOCKS);
+}
+
+/// Nothing that was free in a suspect group is allocated, whether or not it is in memory, until a repair.
+#[test]
+fn nothing_is_allocated_in_a_suspect_group() {
+    let mut bed = Bed::new(4 * GROUP_BLOCKS, 64);
+    let words = |blocks: Range<u64>| {
+        let mut words = vec![0; GROUP_WORDS];
+        bits::change(&mut words, (blocks.start, blocks.end - blocks.start), true);
+        words
+    };
+    bed.rows.insert(0, words(3..70));
+    assert!(!bed.space.load(0, &words(3..70)), "it is not as it was counted");
+    assert!(bed.space.is_suspect(0) && bed.space.counts(0) == Counts { used: 256, empty: 0 });
+    bed.space.suspect(1);
+    assert_eq!(bed.space.usage().free_blocks, 2 * GROUP_BLOCKS);
+    for _ in 0..3 {
+        (0..4).for_each(|group| bed.need(group));
+    }
+    assert_eq!(bed.allocate(9, |_| true), Some((2 * GROUP_BLOCKS, 9)));
+    // The row of counts says so, and its blocks become free when their files give them up.
+    let first = bed.need_run((3, 67));
+    assert_eq!(first, [0]);
+    let commit = bed.space.commit(Vec::new(), &[(3, 67)]);
+    let counts = crate::rows::decode_counts(&commit.rows[1].1, 4).unwrap();
+    assert_eq!(counts[..2], [Counts::SUSPECT; 2]);
+    assert!(!bed.space.is_possible(0, counts[0]) && bed.space.is_possible(2, counts[2]));
+    bed.end(commit);
+    assert_eq!(bed.free((3, 67)), []);
+    assert_eq!(bed.allocate(100, |_| true), Some((3, 61)));
+    assert_eq!(bed.free((3, 61)), []);
+    // A repair has looked at all owners.
+    for (group, used) in [(0, 5..9), (1, 0..256)] {
+        bed.rows.insert(group, words(used.clone()));
+        bed.space.reload(group, &words(used.clone()));
+        assert!(!bed.space.is_suspect(group) && bed.space.is_counted());
+        assert_eq!(u64::from(bed.space.counts(group).used), used.end - used.start);
+    }
 }
 
 #[test]
@@ -425,10 +467,6 @@ fn step(bed: &mut Bed, plain: &mut Plain, random: &mut Random) {
             if bits::get(&words, block - range.start) != owned {
                 bits::change(&mut words, (block - range.start, 1), owned);
                 (plain.used[block as usize], plain.committed[block as usize]) = (owned, owned);
-            }
-            if owned {
-                bed.space.own((block, 1));
-                (plain.used[block as usize], plain.committed[block as usize]) = (true, true);
             }
             // As a repair does, which has written the row.
             bed.space.reload(group, &words);

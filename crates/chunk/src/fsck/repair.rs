@@ -147,8 +147,8 @@ impl Fsck<'_> {
                 break;
             }
             // Stripes that were never written contain nothing.
-            let written = self.volume.written(start / per_stripe, 1).await?;
-            if written.first().is_some_and(|stripe| *stripe <= (start + count - 1) / per_stripe) {
+            let stripes = start / per_stripe..(start + count).div_ceil(per_stripe);
+            if !self.volume.written_in(stripes, 1).await?.is_empty() {
                 runs.push((start, count));
             }
         }

@@ -24,7 +24,6 @@ use crate::ChunkError;
 use crate::free::{Kind, Run, Space, SpaceUsage};
 use crate::idle::Idle;
 use crate::ranks;
-pub(crate) use groups::words_of;
 use penstock_array::{ArrayError, Discard, Volume};
 use penstock_base::Env;
 use penstock_base::rank::{RankedGuard, RankedMutex};
@@ -167,6 +166,11 @@ impl Allocator {
             self.sweep_on().await?;
             run = self.allocate(wanted).await?;
         }
+        if run.is_none() {
+            // Some stripe may be usable again, and that is not told of each.
+            self.space.borrow_mut().clear_unusable();
+            run = self.allocate(wanted).await?;
+        }
         assert!(run.is_none_or(|(_, count)| (1..=wanted).contains(&count)), "{run:?} for {wanted} blocks");
         run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: wanted })
     }
@@ -210,7 +214,9 @@ impl Allocator {
     async fn usable_in(&self, group: u64, kind: Kind) -> Result<Option<u64>, ChunkError> {
         let mut written = BTreeSet::new();
         loop {
-            let is_usable = |stripe: u64| !self.volume.is_unreadable(stripe) && !written.contains(&stripe);
+            let is_usable = |stripe: u64| {
+                !self.volume.is_unreadable(stripe) && (self.is_judged(stripe) || !written.contains(&stripe))
+            };
             let found = self.space.borrow().first_in(group, kind, is_usable);
             let Some(stripe) = found else { return Ok(None) };
             if kind == Kind::Partial || self.is_judged(stripe) {

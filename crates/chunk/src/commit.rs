@@ -191,7 +191,7 @@ impl Commits {
         let allocated: Vec<Run> =
             changes.iter().flat_map(|change| change.map.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.map.freed.iter().copied()).collect();
-        // Those of allocated blocks are in memory already.
+        // Those of allocated blocks are in memory: a group stays there while blocks wait to be committed.
         let _groups = match self.allocator.pin_groups(&freed).await {
             Ok(groups) => groups,
             Err(error) => {

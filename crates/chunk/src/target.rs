@@ -3,17 +3,15 @@
 //! The order of locks is in `ranks.rs`.
 
 use crate::accounts::Accounts;
-use crate::allocator::{Allocator, words_of};
+use crate::allocator::Allocator;
 use crate::cache::{ChunkCache, NewBlocks, WantedRow};
 use crate::commit::Commits;
 use crate::counters::TargetCounts;
 use crate::fetch::fetch;
 use crate::files::Knows;
-use crate::free::{Counts, Space, SpaceUsage};
+use crate::free::{Space, SpaceUsage};
 use crate::fsck::{DamagedRuns, Fsck, find_damaged};
-use crate::rows::{
-    ChunkKey, FileRow, GROUPS_IN_A_ROW, Owner, all_counts, decode_counts, decode_counts_key, group_key,
-};
+use crate::rows::{ChunkKey, FileRow, GROUPS_IN_A_ROW, Owner, all_counts, decode_counts, decode_counts_key};
 use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
@@ -356,12 +354,12 @@ async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
     })
     .await?;
     for range in bad {
-        tracing::error!(?range, "counts of allocation groups cannot be read: `penstock fs check --repair`");
-        let rows = kv.get_many(range.clone().map(group_key).collect()).await?;
-        for (group, row) in range.zip(rows) {
-            let counts: Counts = space.counts_of(group, &words_of(group, row.as_deref()));
-            space.set_counts(group, counts);
-        }
+        tracing::error!(
+            ?range,
+            "counts of allocation groups cannot be read: nothing is allocated in these until `penstock fs check --repair`"
+        );
+        // It may have said that some are suspect.
+        range.for_each(|group| space.suspect(group));
     }
     Ok(space)
 }

@@ -72,7 +72,7 @@ impl Allocator {
 }
 
 /// The bits of a group's row. All blocks of a group whose row cannot be read count as used.
-pub(crate) fn words_of(group: u64, row: Option<&[u8]>) -> Vec<u64> {
+fn words_of(group: u64, row: Option<&[u8]>) -> Vec<u64> {
     let Some(row) = row else { return vec![0; GROUP_WORDS] };
     decode_group(row, GROUP_WORDS).unwrap_or_else(|error| {
         tracing::error!(group, %error, "an allocation group cannot be read: all of it counts as used until `penstock fs check --repair`");

@@ -139,11 +139,8 @@ impl Allocator {
             let written = self.volume.written_in(from..end, STRIPES_AT_A_TIME).await?;
             let is_all = written.len() < STRIPES_AT_A_TIME;
             for stripe in &written {
-                if self.space().counts(groups.of_stripe(*stripe)).empty > 0 {
-                    self.load_of(*stripe).await?;
-                    if self.space().is_empty(*stripe) && !self.is_idle(*stripe) {
-                        bare.push(*stripe);
-                    }
+                if self.space().counts(groups.of_stripe(*stripe)).empty > 0 && self.is_bare(*stripe).await? {
+                    bare.push(*stripe);
                 }
             }
             from = match written.last() {
@@ -153,6 +150,25 @@ impl Allocator {
         }
         assert!(bare.is_sorted(), "they are listed in order");
         Ok((bare, from))
+    }
+
+    /// True if a stripe is written, no block of it is allocated, and it is not idle. It stays so until the
+    /// sweep has come to it, since it is neither allocated nor discarded before.
+    async fn is_bare(&self, stripe: u64) -> Result<bool, ChunkError> {
+        loop {
+            match self.volume.knows_unwritten(stripe) {
+                // It may have been discarded since it was listed.
+                Some(true) => return Ok(false),
+                Some(false) if !self.is_loaded(stripe) => self.load_of(stripe).await?,
+                Some(false) => return Ok(self.space().is_empty(stripe) && !self.is_idle(stripe)),
+                None => match self.volume.is_unwritten(stripe).await {
+                    Ok(_) => {}
+                    // Nobody can use a stripe whose page is lost.
+                    Err(ArrayError::Damaged { .. }) => return Ok(false),
+                    Err(error) => return Err(error.into()),
+                },
+            }
+        }
     }
 
     /// Those of these stripes in which a file owns blocks.

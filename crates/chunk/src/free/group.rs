@@ -27,8 +27,8 @@ pub(super) struct Group {
     pub(super) pins: u32,
     /// It was used since the last look for groups that may leave the memory.
     pub(super) is_used: bool,
-    /// Some bits of the row may be lost: every block counts as used that was not freed since.
-    is_suspect: bool,
+    /// Blocks that count as used only because some bits of the row may be lost; none if that is not so.
+    hidden: Option<Words>,
 }
 
 /// The counts of a group with these bits.
@@ -63,7 +63,7 @@ impl Group {
             row_counts: counts,
             pins: 0,
             is_used: true,
-            is_suspect: false,
+            hidden: None,
         };
         for run in bits::runs_within(&*group.committed, 0, blocks) {
             group.mark(run, true);
@@ -74,20 +74,12 @@ impl Group {
 
     /// Some bits of the row may be lost: counts all blocks as used.
     pub(super) fn suspect(&mut self) {
-        self.is_suspect = true;
-        let mut free = Vec::new();
-        for word in (0..self.blocks).step_by(64) {
-            let until = self.blocks.min(word + 64);
-            let used = bits::runs_within(&*self.used, word, until);
-            let mut at = word;
-            for (start, count) in used.into_iter().chain([(until, 0)]) {
-                if start > at {
-                    free.push((at, start - at));
-                }
-                at = start + count;
-            }
-        }
-        free.into_iter().for_each(|run| self.mark(run, true));
+        let mut free: Words = Box::new([0; GROUP_WORDS]);
+        free.iter_mut().zip(&*self.used).for_each(|(free, used)| *free = !used);
+        let runs = bits::runs_within(&*free, 0, self.blocks);
+        let hidden = self.hidden.get_or_insert_with(|| Box::new([0; GROUP_WORDS]));
+        runs.iter().for_each(|run| bits::change(&mut **hidden, *run, true));
+        runs.into_iter().for_each(|run| self.mark(run, true));
         assert_eq!(u64::from(self.counts.used), self.blocks, "all blocks count as used");
     }
 
@@ -113,9 +105,13 @@ impl Group {
 
     /// True if nothing is lost when it leaves the memory.
     pub(super) fn may_leave(&self) -> bool {
-        let is_as_loaded = match self.is_suspect {
-            true => u64::from(self.counts.used) == self.blocks,
-            false => self.used == self.committed,
+        let is_as_loaded = match &self.hidden {
+            None => self.used == self.committed,
+            // No block waits to be committed, or to be free.
+            Some(hidden) => {
+                let mut words = self.used.iter().zip(&**hidden).zip(&*self.committed);
+                words.all(|((used, hidden), committed)| used ^ hidden == *committed)
+            }
         };
         self.pins == 0 && is_as_loaded
     }
@@ -194,7 +190,7 @@ impl Group {
     /// The row has these bits now. Blocks that are allocated and not committed stay so, unless bits were lost
     /// before.
     pub(super) fn reload(&mut self, words: &[u64]) {
-        if self.is_suspect {
+        if self.hidden.is_some() {
             let Self { pins, .. } = *self;
             *self = Self { pins, ..Self::new(words, self.blocks, self.stripe_blocks) };
             return;

@@ -274,6 +274,32 @@ fn a_group_leaves_the_memory_when_its_row_has_all_of_it() {
     assert_eq!(bed.space.usage().free_blocks, 8 * GROUP_BLOCKS);
 }
 
+/// Regression: a suspect group left the memory with blocks that waited to be committed, or to be free.
+#[test]
+fn a_suspect_group_stays_while_blocks_of_it_are_on_their_way() {
+    let mut bed = Bed::new(8 * GROUP_BLOCKS, 64);
+    let others = |bed: &mut Bed| (4..8).for_each(|group| (0..3).for_each(|_| bed.need(group)));
+    let has = |bed: &Bed| bed.space.bits_in_memory(0).is_some();
+    let run = bed.allocate(3, |_| true).unwrap();
+    bed.space.suspect(0);
+    others(&mut bed);
+    assert!(has(&bed));
+    let commit = bed.space.commit(vec![run], &[]);
+    bed.end(commit);
+    others(&mut bed);
+    assert!(!has(&bed), "its row has all of it");
+    bed.need(0);
+    assert_eq!(bed.space.counts(0), Counts { used: 256, empty: 0 });
+    let commit = bed.space.commit(Vec::new(), &[run]);
+    assert_eq!(commit.freed, [run]);
+    bed.end(commit);
+    others(&mut bed);
+    assert!(has(&bed), "the blocks wait to be free");
+    assert_eq!(bed.space.free(run), []);
+    others(&mut bed);
+    assert!(!has(&bed));
+}
+
 /// Nothing that was free in a suspect group is allocated, whether or not it is in memory, until a repair.
 #[test]
 fn nothing_is_allocated_in_a_suspect_group() {

@@ -5,7 +5,7 @@
 //! [`Fsck::mark_owned`] comes first: nothing is allocated while a block of a file counts as free.
 
 use super::Fsck;
-use super::survey::{Owned, accounts_of};
+use super::survey::{Owned, Survey, accounts_of};
 use crate::ChunkError;
 use crate::Known;
 use crate::accounts::Accounts;
@@ -55,28 +55,35 @@ impl Fsck<'_> {
             writes.delete(key.clone());
         }
         commit_apart(self.kv, std::mem::take(writes.reclaims())).await?;
-        self.write_groups(&groups, &survey.marked).await?;
-        self.load_bits(&survey.marked).await;
+        self.write_groups(&groups, &survey).await?;
+        self.load_bits(&survey).await;
         Ok(())
     }
 
     /// Makes the bitmaps in memory agree with the rows.
-    async fn load_bits(&self, marked: &Bitmap) {
+    async fn load_bits(&self, survey: &Survey) {
         // Blocks in a discard have no bit in the rows; the discard itself frees them.
         let _no_discard = self.allocator.pause_discards().await;
         let mut space = self.allocator.space_mut();
         for group in 0..space.groups().count() {
-            space.reload(group, marked.group(group));
+            // Rows of a later release may own the blocks whose bits are lost.
+            if !(survey.opaque && space.is_suspect(group)) {
+                space.reload(group, survey.marked.group(group));
+            }
         }
     }
 
     /// Makes the rows with counts agree with the bits.
-    async fn count_groups(&self, marked: &Bitmap) -> Result<(), ChunkError> {
+    async fn count_groups(&self, survey: &Survey) -> Result<(), ChunkError> {
         let groups = self.allocator.space().groups().count();
         let mut rows: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
         for first in (0..groups).step_by(to_usize(GROUPS_IN_A_ROW)) {
             let of_row = first..groups.min(first + GROUPS_IN_A_ROW);
-            let counts: Vec<_> = of_row.clone().map(|group| marked.counts(group)).collect();
+            let of_group = |group| match survey.opaque && self.allocator.space().is_suspect(group) {
+                true => Counts::SUSPECT,
+                false => survey.marked.counts(group),
+            };
+            let counts: Vec<_> = of_row.clone().map(of_group).collect();
             let is_free =
                 |(group, counts): (u64, &Counts)| *counts == self.allocator.space().free_counts(group);
             if !of_row.zip(&counts).all(is_free) {
@@ -172,17 +179,17 @@ impl Fsck<'_> {
         Ok(self.kv.scan(from, until, most).await?)
     }
 
-    async fn write_groups(&self, groups: &BTreeSet<u64>, marked: &Bitmap) -> Result<(), ChunkError> {
+    async fn write_groups(&self, groups: &BTreeSet<u64>, survey: &Survey) -> Result<(), ChunkError> {
         let mut left = groups.iter().peekable();
         while left.peek().is_some() {
             let mut writes = WriteSet::new();
             for group in left.by_ref().take(ROWS_AT_ONCE) {
-                writes.put(group_key(*group), encode_group(marked.group(*group)));
+                writes.put(group_key(*group), encode_group(survey.marked.group(*group)));
             }
             self.commit_repair(&mut writes).await?;
         }
-        // Last: whoever finds a group that is not as it was counted believes its bits.
-        self.count_groups(marked).await
+        // Last: a group that is not as it was counted is suspect.
+        self.count_groups(survey).await
     }
 
     /// Limits extents to their chunk and to the volume, and drops empty ones.
@@ -367,10 +374,10 @@ impl Fsck<'_> {
         let blocks = unowned.iter().flat_map(|(start, count)| *start..start + count);
         blocks.for_each(|block| survey.marked.set(block, false));
         let groups: BTreeSet<u64> = survey.groups.of_runs(&unowned).collect();
-        self.write_groups(&groups, &survey.marked).await?;
+        self.write_groups(&groups, &survey).await?;
         // The blocks may be allocated only once the rows are durable.
         self.kv.flush().await?;
-        self.load_bits(&survey.marked).await;
+        self.load_bits(&survey).await;
         self.allocator.sweep_again().await
     }
 }

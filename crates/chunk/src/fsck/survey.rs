@@ -411,7 +411,7 @@ impl Survey {
             }
             None => space.counts(group) != self.marked.counts(group),
         };
-        let is_wrong = self.readable_groups().any(is_wrong);
+        let is_wrong = self.readable_groups().any(|group| is_wrong(group) || space.is_suspect(group));
         let is_miscounted = |group: &u64| {
             let counts = self.counts.get(group).copied().unwrap_or(Some(space.free_counts(*group)));
             counts.is_some_and(|counts| counts != self.marked.counts(*group))

@@ -7,6 +7,7 @@ use crate::report::PoolReport;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayState};
 use penstock_base::{BLOCK_BYTES, DriveId};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -32,6 +33,7 @@ fn report(node: &Node, data: &Rc<Array>) -> PoolReport {
     let survives = |drive: &&DriveId| arrays.iter().all(|array| array.survives(&[**drive]));
     let (geometry, space) = (data.geometry(), node.target.usage());
     let strip_bytes = geometry.strip_bytes() as u64;
+    let names: BTreeSet<String> = arrays.iter().map(|array| array.name().to_owned()).collect();
     PoolReport {
         name: NAME.to_owned(),
         state: worst.word().to_owned(),
@@ -46,6 +48,6 @@ fn report(node: &Node, data: &Rc<Array>) -> PoolReport {
         free_bytes: space.free_blocks * BLOCK,
         redundancy_debt_stripes: arrays.iter().map(|array| array.redundancy_debt_stripes()).sum(),
         is_counted: arrays.iter().all(|array| array.report().is_counted),
-        arrays: arrays.iter().map(|array| array.name().to_owned()).collect(),
+        arrays: names.into_iter().collect(),
     }
 }

@@ -237,8 +237,8 @@ fn levels_are_planned_without_a_store_and_made_as_planned() {
     let store = Store::new("levels", &SMALL);
     assert!(store.up_output(&level).status.success());
     std::fs::write(store.mount.join("file"), vec![7; 3 << 20]).unwrap();
-    let arrays = store.json(&["array", "list"]);
-    assert_eq!((&arrays[0]["code"], &arrays[0]["stripe_bytes"]), (&"1+1".into(), &(16 << 10).into()));
+    let data = store.json(&["array", "show", "data"]);
+    assert_eq!((&data["code"], &data["stripe_bytes"]), (&"1+1".into(), &(16 << 10).into()));
     let pools = store.json(&["pool", "list"]);
     assert_eq!((&pools[0]["name"], &pools[0]["code"]), (&"main".into(), &"1+1".into()));
     assert_eq!(store.json(&["pool", "show"])["may_be_lost"], 4, "{pools}");

@@ -345,7 +345,7 @@ fn promises_keep_the_reserve_free() {
     assert_eq!(usage.headroom_blocks, 128);
     assert!(!space.reserve(6400 - 127));
     assert!(space.reserve(6400 - 128));
-    assert!(!space.reserve(1));
+    assert!(!space.reserve(1) && space.reserve(0));
     // 128 blocks are free beside the reservations: two stripes. A caller can use its own reservation on
     // top of them.
     assert!(space.has_beside_reservations(128, 0) && !space.has_beside_reservations(129, 0));

@@ -5,15 +5,14 @@
 
 use penstock_base::LocalBoxFuture;
 use penstock_chunk::rows::{
-    Counts, GROUPS_IN_A_ROW, all_counts, counts_key, decode_counts_key, decode_group_key, encode_counts,
-    encode_group,
+    Counts, GROUP_WORDS, GROUPS_IN_A_ROW, all_counts, counts_key, decode_counts_key, decode_group_key,
+    encode_counts, encode_group,
 };
-use penstock_kv::{Kv, KvError, Row, Usage, WriteSet};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
+use std::rc::Rc;
 
-/// Words in a group's row.
-const GROUP_WORDS: usize = 512;
+/// The budget of the rows that are written.
+const BUDGET_BYTES: u64 = 1 << 30;
 /// Of so many groups one has an empty stripe.
 const GROUPS_WITH_AN_EMPTY_STRIPE: u64 = 100;
 
@@ -21,12 +20,13 @@ const GROUPS_WITH_AN_EMPTY_STRIPE: u64 = 100;
 pub(crate) struct MadeKv {
     blocks: u64,
     stripe_blocks: u64,
-    written: RefCell<BTreeMap<Vec<u8>, Vec<u8>>>,
+    /// Rows that were written: they count, and not those that are made.
+    written: Rc<MemKv>,
 }
 
 impl MadeKv {
     pub(crate) fn new(blocks: u64, stripe_blocks: u64) -> Self {
-        Self { blocks, stripe_blocks, written: RefCell::default() }
+        Self { blocks, stripe_blocks, written: MemKv::new(BUDGET_BYTES) }
     }
 
     fn blocks_each(&self) -> u64 {
@@ -65,21 +65,26 @@ impl MadeKv {
         encode_group(&words)
     }
 
-    fn row(&self, key: &[u8]) -> Option<Vec<u8>> {
-        if let Some(written) = self.written.borrow().get(key) {
-            return Some(written.clone());
-        }
-        decode_group_key(key).filter(|group| *group < self.groups()).map(|group| self.group_row(group))
+    /// A row as it was written, or as it is made.
+    fn row(&self, key: &[u8], written: Option<Vec<u8>>) -> Option<Vec<u8>> {
+        let group = || decode_group_key(key).filter(|group| *group < self.groups());
+        written.or_else(|| group().map(|group| self.group_row(group)))
     }
 }
 
 impl Kv for MadeKv {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
-        Box::pin(async move { Ok(self.row(&key)) })
+        Box::pin(async move {
+            let written = self.written.get(key.clone()).await?;
+            Ok(self.row(&key, written))
+        })
     }
 
     fn get_many(&self, keys: Vec<Vec<u8>>) -> LocalBoxFuture<'_, Result<Vec<Option<Vec<u8>>>, KvError>> {
-        Box::pin(async move { Ok(keys.iter().map(|key| self.row(key)).collect()) })
+        Box::pin(async move {
+            let written = self.written.get_many(keys.clone()).await?;
+            Ok(keys.iter().zip(written).map(|(key, written)| self.row(key, written)).collect())
+        })
     }
 
     fn scan(
@@ -113,27 +118,18 @@ impl Kv for MadeKv {
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        Box::pin(async move {
-            let mut written = self.written.borrow_mut();
-            for (key, value) in writes.changes() {
-                match value {
-                    Some(value) => drop(written.insert(key.to_vec(), value.to_vec())),
-                    None => drop(written.remove(key)),
-                }
-            }
-            Ok(())
-        })
+        self.written.commit(writes)
     }
 
     fn commit_durable(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        self.commit(writes)
+        self.written.commit_durable(writes)
     }
 
     fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>> {
-        Box::pin(async { Ok(()) })
+        self.written.flush()
     }
 
     fn usage(&self) -> Usage {
-        Usage::default()
+        self.written.usage()
     }
 }

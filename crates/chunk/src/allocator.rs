@@ -32,7 +32,7 @@ use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
-pub(crate) use sweep::WrittenStripes;
+pub(crate) use sweep::STRIPES_AT_A_TIME;
 use tokio::sync::Notify;
 
 /// Most stripes in one batch.
@@ -180,7 +180,6 @@ impl Allocator {
         loop {
             let freed_before = self.space.borrow().freed();
             for kind in [Kind::Partial, Kind::Empty] {
-                let groups = self.space.borrow().groups();
                 let mut from = 0;
                 while let Some(group) = self.next_group(kind, from) {
                     self.load(group).await?;
@@ -192,9 +191,6 @@ impl Allocator {
                         self.space.borrow_mut().set_unusable(group);
                     }
                     from = group + 1;
-                    if from == groups.count() {
-                        break;
-                    }
                 }
             }
             // Blocks may have been freed in a group that was passed already.
@@ -222,16 +218,31 @@ impl Allocator {
             if kind == Kind::Partial || self.is_judged(stripe) {
                 return Ok(Some(stripe));
             }
-            match self.volume.is_unwritten(stripe).await {
-                Ok(true) => {}
-                Ok(false) | Err(ArrayError::Damaged { .. }) => _ = written.insert(stripe),
-                Err(error) => return Err(error.into()),
+            match self.is_unwritten(stripe).await? {
+                Some(true) if self.space.borrow().is_empty(stripe) => return Ok(Some(stripe)),
+                // It is in use now.
+                Some(true) => {}
+                Some(false) | None => _ = written.insert(stripe),
             }
-            // It may have left the memory, and the stripe may be in use.
-            self.load(group).await?;
-            if !written.contains(&stripe) && self.space.borrow().is_empty(stripe) {
-                return Ok(Some(stripe));
+        }
+    }
+
+    /// True if nothing is written in a stripe; none if its page of the table is lost, so that nobody can use
+    /// it. That is so, and its group is in memory, until the next wait.
+    async fn is_unwritten(&self, stripe: u64) -> Result<Option<bool>, ChunkError> {
+        loop {
+            let is_unwritten = match self.volume.knows_unwritten(stripe) {
+                None => match self.volume.is_unwritten(stripe).await {
+                    Ok(_) => continue,
+                    Err(ArrayError::Damaged { .. }) => None,
+                    Err(error) => return Err(error.into()),
+                },
+                known => known,
+            };
+            if self.is_loaded(stripe) {
+                return Ok(is_unwritten);
             }
+            self.load_of(stripe).await?;
         }
     }
 
@@ -278,18 +289,10 @@ impl Allocator {
     pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
         // Nothing is awaited between this test and the allocation that relies on it.
         let has_space = || self.space.borrow().has_beside_reservations(self.volume.stripe_blocks(), mine);
-        // Nor between these tests and that allocation.
         let take = async |stripe: u64| {
-            loop {
-                match self.volume.knows_unwritten(stripe) {
-                    None => _ = self.volume.is_unwritten(stripe).await?,
-                    Some(false) => return Ok::<_, ChunkError>(false),
-                    Some(true) if !self.is_loaded(stripe) => self.load_of(stripe).await?,
-                    Some(true) => return Ok(has_space() && self.space.borrow_mut().take_stripe(stripe)),
-                }
-            }
+            let is_unwritten = self.is_unwritten(stripe).await? == Some(true);
+            Ok::<_, ChunkError>(is_unwritten && has_space() && self.space.borrow_mut().take_stripe(stripe))
         };
-        let is_lost = |error: &ChunkError| matches!(error, ChunkError::Array(ArrayError::Damaged { .. }));
         let mut written = BTreeSet::new();
         while has_space() {
             let reusable = self.idle.borrow_mut().take_reusable();
@@ -297,15 +300,9 @@ impl Allocator {
                 match take(stripe).await {
                     Ok(true) => return Ok(Some(stripe)),
                     Ok(false) if has_space() => continue,
-                    Ok(false) => {
+                    not_taken => {
                         self.idle.borrow_mut().add_reusable(stripe..stripe + 1);
-                        break;
-                    }
-                    // Nobody can use a stripe whose page is lost.
-                    Err(error) if is_lost(&error) => continue,
-                    Err(error) => {
-                        self.idle.borrow_mut().add_reusable(stripe..stripe + 1);
-                        return Err(error);
+                        return not_taken.map(|_| None);
                     }
                 }
             }
@@ -316,12 +313,10 @@ impl Allocator {
                         && self.volume.knows_unwritten(stripe) != Some(false)
                 };
                 let Some(stripe) = self.last_empty(may_be_unwritten).await? else { break };
-                match take(stripe).await {
-                    Ok(true) => return Ok(Some(stripe)),
-                    Ok(false) => _ = written.insert(stripe),
-                    Err(error) if is_lost(&error) => _ = written.insert(stripe),
-                    Err(error) => return Err(error),
+                if take(stripe).await? {
+                    return Ok(Some(stripe));
                 }
+                written.insert(stripe);
             }
         }
         Ok(None)

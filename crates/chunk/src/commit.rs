@@ -177,37 +177,37 @@ impl Commits {
         file: FileId,
         state: &FileState,
         changes: Vec<Changes>,
+        writes: WriteSet,
+    ) -> Result<(), ChunkError> {
+        let committed = self.try_commit_rows(file, state, &changes, writes).await;
+        if committed.is_err() {
+            changes.into_iter().for_each(Changes::put_back);
+        }
+        committed
+    }
+
+    /// The same, and leaves the changes to the caller.
+    async fn try_commit_rows(
+        &self,
+        file: FileId,
+        state: &FileState,
+        changes: &[Changes],
         mut writes: WriteSet,
     ) -> Result<(), ChunkError> {
         assert!(changes.iter().all(|change| change.key.file == file), "the changes are of one file");
         if self.allocator.space_mut().is_crowded() && !self.reclaim.borrow().is_empty() {
             // Blocks that wait to be free keep many groups in memory.
-            if let Err(error) = self.sync().await {
-                changes.into_iter().for_each(Changes::put_back);
-                return Err(error);
-            }
+            self.sync().await?;
         }
         let _one_at_a_time = self.one_at_a_time.lock().await;
         let allocated: Vec<Run> =
             changes.iter().flat_map(|change| change.map.allocated.iter().copied()).collect();
         let freed: Vec<Run> = changes.iter().flat_map(|change| change.map.freed.iter().copied()).collect();
         // Those of allocated blocks are in memory: a group stays there while blocks wait to be committed.
-        let _groups = match self.allocator.pin_groups(&freed).await {
-            Ok(groups) => groups,
-            Err(error) => {
-                changes.into_iter().for_each(Changes::put_back);
-                return Err(error);
-            }
-        };
+        let _groups = self.allocator.pin_groups(&freed).await?;
         let blocks = |runs: &[Run]| runs.iter().map(|(_, count)| count).sum::<u64>();
         let old = state.row();
-        let new = match state.next_row(blocks(&allocated), blocks(&freed)) {
-            Ok(new) => new,
-            Err(error) => {
-                changes.into_iter().for_each(Changes::put_back);
-                return Err(error);
-            }
-        };
+        let new = state.next_row(blocks(&allocated), blocks(&freed))?;
         if changes.is_empty() && writes.is_empty() && old == new {
             return Ok(());
         }
@@ -219,7 +219,7 @@ impl Commits {
         }
         let truncations = new.map_or(0, |row| row.truncations);
         assert!(old.is_none_or(|old| new.is_none() || old.truncations <= truncations), "{old:?} to {new:?}");
-        for change in &changes {
+        for change in changes {
             let key = change.key.row(Birth::FIRST);
             match change.map.extents.is_empty() {
                 true if !change.map.had_row => {}
@@ -248,7 +248,6 @@ impl Commits {
             Err(error) => {
                 self.accounts.undo(account);
                 self.allocator.space_mut().undo_commit(space);
-                changes.into_iter().for_each(Changes::put_back);
                 Err(error.into())
             }
         }

@@ -27,7 +27,7 @@ use crate::rows::{GROUPS_IN_A_ROW, counts_key, encode_counts, encode_group, grou
 pub(crate) use bitmap::Bitmap;
 use group::{Group, counts_of};
 use group_set::GroupSet;
-pub(crate) use groups::{GROUP_WORDS, Groups};
+pub(crate) use groups::Groups;
 use penstock_base::num::{to_u16, to_usize};
 use penstock_kv::Row;
 use std::collections::{BTreeMap, BTreeSet};
@@ -137,20 +137,17 @@ impl Space {
 
     /// The counts of a group with these bits.
     pub(crate) fn counts_of(&self, group: u64, words: &[u64]) -> Counts {
-        let range = self.groups.range(group);
-        counts_of(words, range.end - range.start, self.groups.stripe_blocks())
+        counts_of(words, self.groups.blocks_in(group), self.groups.stripe_blocks())
     }
 
     /// The counts of a group without a used block.
     pub(crate) fn free_counts(&self, group: u64) -> Counts {
-        let stripes = self.groups.stripes(group);
-        Counts { used: 0, empty: to_u16(to_usize(stripes.end - stripes.start)) }
+        Counts { used: 0, empty: to_u16(to_usize(self.groups.stripes_in(group))) }
     }
 
     /// True if a group can have these counts.
     pub(crate) fn is_possible(&self, group: u64, counts: Counts) -> bool {
-        let stripes = self.groups.stripes(group);
-        let filled = (stripes.end - stripes.start).checked_sub(counts.empty.into());
+        let filled = self.groups.stripes_in(group).checked_sub(counts.empty.into());
         let used = u64::from(counts.used);
         filled.is_some_and(|filled| used >= filled && used <= filled * self.groups.stripe_blocks())
     }
@@ -165,8 +162,7 @@ impl Space {
         assert!(self.is_possible(group, counts), "group {group} with {counts:?}");
         let before = std::mem::replace(&mut self.counts[to_usize(group)], counts);
         self.used_blocks = self.used_blocks - u64::from(before.used) + u64::from(counts.used);
-        let stripes = self.groups.stripes(group);
-        let filled = (stripes.end - stripes.start - u64::from(counts.empty)) * self.groups.stripe_blocks();
+        let filled = (self.groups.stripes_in(group) - u64::from(counts.empty)) * self.groups.stripe_blocks();
         self.with_partial.set(group, u64::from(counts.used) < filled);
         self.with_empty.set(group, counts.empty > 0);
     }
@@ -178,8 +174,7 @@ impl Space {
 
     /// Counts of a group without a block that may be allocated.
     fn full_counts(&self, group: u64) -> Counts {
-        let range = self.groups.range(group);
-        Counts { used: to_u16(to_usize(range.end - range.start)), empty: 0 }
+        Counts { used: to_u16(to_usize(self.groups.blocks_in(group))), empty: 0 }
     }
 
     /// Some bits of a group may be lost: nothing that is free there is allocated before a repair.
@@ -200,8 +195,7 @@ impl Space {
     /// another way: it is suspect from now on.
     pub(crate) fn load(&mut self, group: u64, words: &[u64]) -> bool {
         self.give_up_groups();
-        let range = self.groups.range(group);
-        let new = Group::new(words, range.end - range.start, self.groups.stripe_blocks());
+        let new = Group::new(words, self.groups.blocks_in(group), self.groups.stripe_blocks());
         let (before, counts) = (self.counts(group), new.counts());
         let old = self.loaded.insert(group, new);
         assert!(old.is_none(), "group {group} is in memory, and may be newer there");
@@ -460,7 +454,7 @@ impl Space {
         let bits = groups.iter().map(|group| (group_key(*group), encode_group(self.committed_group(*group))));
         let of_counts: BTreeSet<u64> = groups.iter().map(|group| group / GROUPS_IN_A_ROW).collect();
         let counts = |row: u64| {
-            let groups = row * GROUPS_IN_A_ROW..self.groups.count().min((row + 1) * GROUPS_IN_A_ROW);
+            let groups = self.groups.counted_in(row).into_iter().flatten();
             let counts: Vec<Counts> = groups.map(|group| self.committed_counts(group)).collect();
             (counts_key(row), encode_counts(&counts))
         };

@@ -42,6 +42,8 @@ pub const END: u8 = 0x28;
 /// Groups of 32,768 blocks, whatever the stripes, had format 1.
 const GROUP_FORMAT: u8 = 2;
 const COUNTS_FORMAT: u8 = 1;
+/// Words of 64 bits in a group's row.
+pub const GROUP_WORDS: usize = 512;
 /// Groups whose counts are in one row.
 pub const GROUPS_IN_A_ROW: u64 = 128;
 

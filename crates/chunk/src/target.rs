@@ -11,7 +11,7 @@ use crate::fetch::fetch;
 use crate::files::Knows;
 use crate::free::{Space, SpaceUsage};
 use crate::fsck::{DamagedRuns, Fsck, find_damaged};
-use crate::rows::{ChunkKey, FileRow, GROUPS_IN_A_ROW, Owner, all_counts, decode_counts, decode_counts_key};
+use crate::rows::{ChunkKey, FileRow, Owner, all_counts, decode_counts, decode_counts_key};
 use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
@@ -334,13 +334,12 @@ fn read_file_row(file: FileId, row: Option<Vec<u8>>) -> Result<Option<FileRow>, 
 /// The space as its rows count it.
 async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
     let mut space = Space::new(volume.blocks(), volume.stripe_blocks());
-    let (groups, mut bad) = (space.groups().count(), Vec::new());
+    let (groups, mut bad) = (space.groups(), Vec::new());
     for_each(kv, all_counts(), |key, value| {
-        let first = decode_counts_key(key).and_then(|row| row.checked_mul(GROUPS_IN_A_ROW));
+        let range = decode_counts_key(key).and_then(|row| groups.counted_in(row));
         // A row outside the volume's groups says nothing; a check reports it.
-        let Some(first) = first.filter(|first| *first < groups) else { return Ok(()) };
-        let range = first..groups.min(first + GROUPS_IN_A_ROW);
-        let Ok(counts) = decode_counts(value, to_usize(range.end - first)) else {
+        let Some(range) = range else { return Ok(()) };
+        let Ok(counts) = decode_counts(value, to_usize(range.end - range.start)) else {
             bad.push(range);
             return Ok(());
         };

@@ -26,6 +26,10 @@ pub struct MemKv {
     waits_after_reads: Cell<bool>,
 }
 
+fn told_to_fail() -> KvError {
+    KvError::Engine("told to fail".to_owned())
+}
+
 impl MemKv {
     /// An empty store with a budget in bytes of rows.
     pub fn new(budget_bytes: u64) -> Rc<Self> {
@@ -70,10 +74,7 @@ impl MemKv {
     }
 
     fn check_reads(&self) -> Result<(), KvError> {
-        match self.fails_reads.get() {
-            true => Err(KvError::Engine("told to fail".to_owned())),
-            false => Ok(()),
-        }
+        if self.fails_reads.get() { Err(told_to_fail()) } else { Ok(()) }
     }
 
     /// Forgets everything that was not flushed, as a crash does, and lets transactions succeed again.
@@ -93,7 +94,7 @@ impl MemKv {
 
     fn apply(&self, writes: &WriteSet) -> Result<(), KvError> {
         if let Some(left) = self.until_failure.get() {
-            let left = left.checked_sub(1).ok_or_else(|| KvError::Engine("told to fail".to_owned()))?;
+            let left = left.checked_sub(1).ok_or_else(told_to_fail)?;
             self.until_failure.set(Some(left));
         }
         let used_bytes = self.used_bytes();
@@ -193,7 +194,7 @@ impl Kv for MemKv {
     fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>> {
         Box::pin(async move {
             if self.fails_flushes.get() {
-                return Err(KvError::Engine("told to fail".to_owned()));
+                return Err(told_to_fail());
             }
             self.make_durable();
             Ok(())

@@ -5,7 +5,7 @@
 use crate::node::Node;
 use crate::report::PoolReport;
 use penstock_array::format::descriptor::Role;
-use penstock_array::{Array, ArrayState};
+use penstock_array::{Array, ArrayState, Report};
 use penstock_base::{BLOCK_BYTES, DriveId};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -27,27 +27,28 @@ fn is_online(node: &Node, drive: DriveId) -> bool {
 fn report(node: &Node, data: &Rc<Array>) -> PoolReport {
     let of_pool = |array: &&Rc<Array>| array.pool() == data.pool();
     let arrays: Vec<Rc<Array>> = node.arrays().iter().filter(of_pool).cloned().collect();
-    let worst = arrays.iter().map(|array| array.report().state).max().unwrap_or(ArrayState::Ok);
-    let drives: Vec<DriveId> = data.report().members.iter().map(|member| member.drive).collect();
+    let reports: Vec<Report> = arrays.iter().map(|array| array.report()).collect();
+    let of_data = data.report();
+    let worst = reports.iter().map(|report| report.state).max().unwrap_or(ArrayState::Ok);
+    let drives: Vec<DriveId> = of_data.members.iter().map(|member| member.drive).collect();
     let online: Vec<DriveId> = drives.iter().copied().filter(|drive| is_online(node, *drive)).collect();
     let survives = |drive: &&DriveId| arrays.iter().all(|array| array.survives(&[**drive]));
-    let (geometry, space) = (data.geometry(), node.target.usage());
-    let strip_bytes = geometry.strip_bytes() as u64;
-    let names: BTreeSet<String> = arrays.iter().map(|array| array.name().to_owned()).collect();
+    let (space, (k, m)) = (node.target.usage(), of_data.code);
+    let names: BTreeSet<String> = reports.iter().map(|report| report.name.clone()).collect();
     PoolReport {
         name: NAME.to_owned(),
         state: worst.word().to_owned(),
-        code: format!("{}+{}", geometry.k, geometry.m),
-        layout: data.layout().describe(),
+        code: format!("{k}+{m}"),
+        layout: of_data.layout,
         drives: drives.len() as u64,
         drives_online: online.len() as u64,
         may_be_lost: online.iter().filter(survives).count() as u64,
-        strip_bytes,
-        stripe_bytes: geometry.k as u64 * strip_bytes,
+        strip_bytes: data.geometry().strip_bytes() as u64,
+        stripe_bytes: of_data.stripe_bytes,
         total_bytes: space.total_blocks * BLOCK,
         free_bytes: space.free_blocks * BLOCK,
-        redundancy_debt_stripes: arrays.iter().map(|array| array.redundancy_debt_stripes()).sum(),
-        is_counted: arrays.iter().all(|array| array.report().is_counted),
+        redundancy_debt_stripes: reports.iter().map(|report| report.redundancy_debt_stripes).sum(),
+        is_counted: reports.iter().all(|report| report.is_counted),
         arrays: names.into_iter().collect(),
     }
 }

@@ -5,8 +5,8 @@
 
 use super::Allocator;
 use crate::ChunkError;
-use crate::free::{GROUP_WORDS, Run};
-use crate::rows::{decode_group, group_key};
+use crate::free::Run;
+use crate::rows::{GROUP_WORDS, decode_group, group_key};
 use std::rc::Rc;
 
 /// Groups that stay in memory while this lives.

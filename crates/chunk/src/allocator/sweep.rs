@@ -12,36 +12,16 @@ use super::Allocator;
 use crate::ChunkError;
 use crate::free::Kind;
 use crate::rows::{all_maps, read_row, valid_part};
-use penstock_array::{ArrayError, Volume};
+use penstock_array::ArrayError;
 use penstock_base::HashSet;
 use penstock_kv::for_each;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Written stripes that are looked up at the same time.
-const STRIPES_AT_A_TIME: usize = 4096;
+pub(crate) const STRIPES_AT_A_TIME: usize = 4096;
 /// Stripes without an owner that are looked for in the map rows at the same time.
 const BARE_AT_A_TIME: usize = 1 << 20;
-
-/// The written stripes of a volume, in ascending order and some at a time.
-pub(crate) struct WrittenStripes<'a> {
-    volume: &'a Volume,
-    from: u64,
-}
-
-impl<'a> WrittenStripes<'a> {
-    pub(crate) fn new(volume: &'a Volume) -> Self {
-        Self { volume, from: 0 }
-    }
-
-    /// The next ones; none behind the last.
-    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u64>>, ArrayError> {
-        let written = self.volume.written(self.from, STRIPES_AT_A_TIME).await?;
-        let Some(last) = written.last() else { return Ok(None) };
-        self.from = last + 1;
-        Ok(Some(written))
-    }
-}
 
 impl Allocator {
     /// True if the sweep is over.
@@ -93,22 +73,18 @@ impl Allocator {
         }
         let (bare, next) = self.find_bare(self.swept.get()).await?;
         let owned = self.find_owned(&bare).await?;
-        let mut idle = Vec::new();
-        for stripe in bare {
-            let group = self.space().groups().of_stripe(stripe);
-            if owned.contains(&stripe) && !self.space().is_suspect(group) {
+        let group_of = |stripe| self.space().groups().of_stripe(stripe);
+        for group in owned.into_iter().map(group_of) {
+            if !self.space().is_suspect(group) {
                 tracing::error!(
                     group,
                     "blocks of files are marked as free: nothing is allocated beside them until `penstock fs check --repair`"
                 );
                 self.space_mut().suspect(group);
             }
-            if !self.space().is_suspect(group) {
-                idle.push(stripe);
-            }
         }
-        // A group may have become suspect by a later stripe of it.
-        idle.retain(|stripe| !self.space().is_suspect(self.space().groups().of_stripe(*stripe)));
+        let idle: Vec<u64> =
+            bare.into_iter().filter(|stripe| !self.space().is_suspect(group_of(*stripe))).collect();
         if self.idle.borrow_mut().add(idle) {
             self.has_idle.notify_one();
         }
@@ -154,21 +130,9 @@ impl Allocator {
 
     /// True if a stripe is written, no block of it is allocated, and it is not idle. It stays so until the
     /// sweep has come to it, since it is neither allocated nor discarded before.
-    async fn is_bare(&self, stripe: u64) -> Result<bool, ChunkError> {
-        loop {
-            match self.volume.knows_unwritten(stripe) {
-                // It may have been discarded since it was listed.
-                Some(true) => return Ok(false),
-                Some(false) if !self.is_loaded(stripe) => self.load_of(stripe).await?,
-                Some(false) => return Ok(self.space().is_empty(stripe) && !self.is_idle(stripe)),
-                None => match self.volume.is_unwritten(stripe).await {
-                    Ok(_) => {}
-                    // Nobody can use a stripe whose page is lost.
-                    Err(ArrayError::Damaged { .. }) => return Ok(false),
-                    Err(error) => return Err(error.into()),
-                },
-            }
-        }
+    pub(crate) async fn is_bare(&self, stripe: u64) -> Result<bool, ChunkError> {
+        let is_written = self.is_unwritten(stripe).await? == Some(false);
+        Ok(is_written && self.space().is_empty(stripe) && !self.is_idle(stripe))
     }
 
     /// Those of these stripes in which a file owns blocks.

@@ -19,6 +19,15 @@ async fn take(allocator: &Allocator, stripe: u64) -> bool {
     allocator.space_mut().take_stripe(stripe)
 }
 
+/// Takes a stripe in each of five groups.
+async fn take_in_each_group(allocator: &Allocator) -> [u64; 5] {
+    let stripes = [0, 1, 2, 3, 4].map(|group| group * 32 + 5);
+    for stripe in stripes {
+        assert!(take(allocator, stripe).await);
+    }
+    stripes
+}
+
 async fn is_empty(allocator: &Allocator, stripe: u64) -> bool {
     allocator.load_of(stripe).await.unwrap();
     allocator.space().is_empty(stripe)
@@ -367,11 +376,7 @@ fn a_commit_whose_forced_sync_fails_is_completed_by_the_next_one() {
         target.commit_all().await.unwrap();
         target.punch(crate::tests::file(3), 0..1, 0).await.unwrap();
         target.commit(crate::tests::file(3), true).await.unwrap();
-        for group in 0..5u64 {
-            let stripe = group * 32 + 5;
-            target.allocator.load_of(stripe).await.unwrap();
-            assert!(target.allocator.space_mut().take_stripe(stripe));
-        }
+        take_in_each_group(&target.allocator).await;
         assert!(target.allocator.space_mut().is_crowded());
         crate::tests::write(&target, key, 0, &[5; 3]).await;
         bench.kv.fail_flushes(true);
@@ -429,13 +434,8 @@ fn blocks_about_to_be_discarded_count_as_free() {
 fn groups_that_are_not_needed_do_not_make_each_commit_flush() {
     on_a_volume(async |bench| {
         let target = swept_target(bench).await;
-        for group in 0..5u64 {
-            let stripe = group * 32;
-            target.allocator.load_of(stripe).await.unwrap();
-            assert!(target.allocator.space_mut().take_stripe(stripe));
-        }
-        for group in 0..5u64 {
-            target.allocator.give_back(vec![(group * 256, STRIPE)]);
+        for stripe in take_in_each_group(&target.allocator).await {
+            target.allocator.give_back(vec![(stripe * STRIPE, STRIPE)]);
         }
         let before = bench.kv.usage().flushes;
         for ino in 10..20 {

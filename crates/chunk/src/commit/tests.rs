@@ -17,7 +17,7 @@ async fn row(bench: &Bench, key: ChunkKey) -> Option<Vec<Extent>> {
 async fn marked(bench: &Bench) -> u64 {
     let (from, until) = all_groups();
     let rows = bench.kv.scan(from, until, usize::MAX).await.unwrap();
-    let words = |value: &[u8]| decode_group(value, crate::free::GROUP_WORDS).unwrap();
+    let words = |value: &[u8]| decode_group(value, crate::rows::GROUP_WORDS).unwrap();
     rows.iter().flat_map(|(_, value)| words(value)).map(|word| u64::from(word.count_ones())).sum()
 }
 

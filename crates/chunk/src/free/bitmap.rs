@@ -3,8 +3,9 @@
 use super::Run;
 use super::bits;
 use super::group::counts_of;
-use super::groups::{GROUP_WORDS, Groups};
+use super::groups::Groups;
 use super::{Counts, push_run};
+use crate::rows::GROUP_WORDS;
 use penstock_base::num::to_usize;
 
 /// Bits of all blocks of a volume.
@@ -44,17 +45,16 @@ impl Bitmap {
 
     /// The counts of a group.
     pub(crate) fn counts(&self, group: u64) -> Counts {
-        let range = self.groups.range(group);
-        counts_of(self.group(group), range.end - range.start, self.groups.stripe_blocks())
+        counts_of(self.group(group), self.groups.blocks_in(group), self.groups.stripe_blocks())
     }
 
     /// Appends the runs of blocks of a group whose bit is set here and not in `other`.
     pub(crate) fn only_here(&self, other: &Self, group: u64, runs: &mut Vec<Run>) {
         let pairs = self.group(group).iter().zip(other.group(group));
         let differ: Vec<u64> = pairs.map(|(here, there)| here & !there).collect();
-        let range = self.groups.range(group);
-        for (start, count) in bits::runs_within(&differ, 0, range.end - range.start) {
-            push_run(runs, (range.start + start, count));
+        let first = self.groups.range(group).start;
+        for (start, count) in bits::runs_within(&differ, 0, self.groups.blocks_in(group)) {
+            push_run(runs, (first + start, count));
         }
     }
 }

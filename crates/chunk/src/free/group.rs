@@ -3,8 +3,8 @@
 //! Blocks and stripes are counted from the first ones of the group.
 
 use super::bits;
-use super::groups::GROUP_WORDS;
 use super::{Counts, Run};
+use crate::rows::GROUP_WORDS;
 use penstock_base::num::{to_u16, to_usize};
 use std::ops::Range;
 

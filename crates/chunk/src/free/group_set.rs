@@ -15,25 +15,33 @@ fn place(at: u64) -> (usize, u64) {
     (to_usize(at / 64), 1 << (at % 64))
 }
 
+/// The first set bit of a word at or after `from`, which is a bit of it.
+fn first_of(word: u64, from: u64) -> Option<u64> {
+    let bits = word & (u64::MAX << (from % 64));
+    (bits != 0).then(|| from / 64 * 64 + u64::from(bits.trailing_zeros()))
+}
+
+/// The last set bit of a word before `until`, which is a bit of it.
+fn last_of(word: u64, until: u64) -> Option<u64> {
+    let bits = word & ((1 << (until % 64)) - 1);
+    (bits != 0).then(|| until / 64 * 64 + u64::from(63 - bits.leading_zeros()))
+}
+
 /// The first set bit at or after one.
 fn first(words: &[u64], from: u64) -> Option<u64> {
     let at = to_usize(from / 64);
-    let word = |at: usize, mask: u64| Some(words.get(at)? & mask);
-    let mask = u64::MAX << (from % 64);
-    let found = std::iter::once((at, mask)).chain((at + 1..words.len()).map(|at| (at, u64::MAX)));
-    let mut found = found.filter_map(|(at, mask)| Some((at, word(at, mask)?)));
-    let (at, word) = found.find(|(_, word)| *word != 0)?;
-    Some(64 * at as u64 + u64::from(word.trailing_zeros()))
+    let next = || {
+        (at + 1..words.len()).find(|at| words[*at] != 0).and_then(|at| first_of(words[at], 64 * at as u64))
+    };
+    first_of(*words.get(at)?, from).or_else(next)
 }
 
 /// The last set bit before one.
 fn last(words: &[u64], until: u64) -> Option<u64> {
     let at = to_usize(until / 64);
-    let below = (1u64 << (until % 64)) - 1;
-    let found = words.get(at).map(|word| (at, word & below)).into_iter();
-    let mut found = found.chain((0..at.min(words.len())).rev().map(|at| (at, words[at])));
-    let (at, word) = found.find(|(_, word)| *word != 0)?;
-    Some(64 * at as u64 + u64::from(63 - word.leading_zeros()))
+    let before = || (0..at.min(words.len())).rev().find(|at| words[*at] != 0);
+    let in_word = words.get(at).and_then(|word| last_of(*word, until));
+    in_word.or_else(|| before().map(|at| 64 * at as u64 + u64::from(63 - words[at].leading_zeros())))
 }
 
 impl GroupSet {
@@ -58,27 +66,20 @@ impl GroupSet {
 
     /// The first group of a range that is in the set.
     pub(super) fn first(&self, range: Range<u64>) -> Option<u64> {
-        let mut word = range.start / 64;
-        // Words from the first one on that are not 0. The first one may have bits before the range alone.
-        loop {
-            word = first(&self.upper, word)?;
-            let from = range.start.max(64 * word);
-            let bits = self.words[to_usize(word)] & (u64::MAX << (from % 64));
-            if bits != 0 {
-                return Some(64 * word + u64::from(bits.trailing_zeros())).filter(|at| *at < range.end);
-            }
-            word += 1;
-        }
+        let word = range.start / 64;
+        let in_word = self.words.get(to_usize(word)).and_then(|word| first_of(*word, range.start));
+        let next =
+            || first(&self.upper, word + 1).and_then(|word| first_of(self.words[to_usize(word)], 64 * word));
+        in_word.or_else(next).filter(|at| *at < range.end)
     }
 
     /// The last group before one that is in the set.
     pub(super) fn last(&self, until: u64) -> Option<u64> {
-        let in_word = self.words.get(to_usize(until / 64)).map_or(0, |word| word & ((1 << (until % 64)) - 1));
-        if in_word != 0 {
-            return Some(until / 64 * 64 + u64::from(63 - in_word.leading_zeros()));
-        }
-        let word = last(&self.upper, until / 64)?;
-        Some(64 * word + u64::from(63 - self.words[to_usize(word)].leading_zeros()))
+        let in_word = self.words.get(to_usize(until / 64)).and_then(|word| last_of(*word, until));
+        let before = || last(&self.upper, until / 64);
+        in_word.or_else(|| {
+            before().map(|word| 64 * word + u64::from(63 - self.words[to_usize(word)].leading_zeros()))
+        })
     }
 }
 

@@ -2,13 +2,11 @@
 //! so a stripe is in one group.
 
 use super::Run;
-use penstock_base::num::to_usize;
+use crate::rows::{GROUP_WORDS, GROUPS_IN_A_ROW};
 use std::ops::Range;
 
 /// Bits in a group's row.
-const ROW_BITS: u64 = 32 * 1024;
-/// Words in a group's row.
-pub(crate) const GROUP_WORDS: usize = to_usize(ROW_BITS) / 64;
+const ROW_BITS: u64 = 64 * GROUP_WORDS as u64;
 /// The most blocks in a group: fewer in the tests of this crate, whose volumes are small.
 const MOST_BLOCKS: u64 = if cfg!(test) { 256 } else { ROW_BITS };
 
@@ -64,6 +62,23 @@ impl Groups {
     pub(crate) fn stripes(self, group: u64) -> Range<u64> {
         let range = self.range(group);
         range.start / self.stripe_blocks..range.end / self.stripe_blocks
+    }
+
+    /// Blocks of a group.
+    pub(crate) fn blocks_in(self, group: u64) -> u64 {
+        let range = self.range(group);
+        range.end - range.start
+    }
+
+    /// Stripes of a group.
+    pub(crate) fn stripes_in(self, group: u64) -> u64 {
+        self.blocks_in(group) / self.stripe_blocks
+    }
+
+    /// The groups whose counts are in a row; none if the volume has none of them.
+    pub(crate) fn counted_in(self, row: u64) -> Option<Range<u64>> {
+        let first = row.checked_mul(GROUPS_IN_A_ROW).filter(|first| *first < self.count())?;
+        Some(first..self.count().min(first + GROUPS_IN_A_ROW))
     }
 
     /// The parts of a run by group, each counted from the first block of its group.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::rows::decode_group;
+use crate::rows::{GROUP_WORDS, decode_group};
 use crate::tests::{Random, STRIPE, Seed};
 use penstock_sim::seeds;
 

@@ -12,11 +12,10 @@ use crate::accounts::Accounts;
 use crate::free::{Bitmap, Run};
 use crate::map::joined;
 use crate::rows::{
-    ChunkKey, Counts, Extent, FileRow, GROUPS_IN_A_ROW, MapRow, Owner, all_accounts, all_counts, all_files,
-    all_maps, counts_key, encode_account, encode_counts, encode_group, group_key, map_range, read_row,
-    valid_part,
+    ChunkKey, Counts, Extent, FileRow, MapRow, Owner, all_accounts, all_counts, all_files, all_maps,
+    counts_key, encode_account, encode_counts, encode_group, group_key, map_range, read_row, valid_part,
 };
-use penstock_base::num::{to_u32, to_usize};
+use penstock_base::num::to_u32;
 use penstock_base::{Birth, Branch, DecodeError, FileId, Ino};
 use penstock_drive::{Class, Io};
 use penstock_kv::{Pages, ROWS_AT_ONCE, Row, WriteSet, commit_apart, for_each};
@@ -75,10 +74,8 @@ impl Fsck<'_> {
 
     /// Makes the rows with counts agree with the bits.
     async fn count_groups(&self, survey: &Survey) -> Result<(), ChunkError> {
-        let groups = self.allocator.space().groups().count();
         let mut rows: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
-        for first in (0..groups).step_by(to_usize(GROUPS_IN_A_ROW)) {
-            let of_row = first..groups.min(first + GROUPS_IN_A_ROW);
+        for (row, of_row) in (0..).map_while(|row| Some((row, survey.groups.counted_in(row)?))) {
             let of_group = |group| match survey.opaque && self.allocator.space().is_suspect(group) {
                 true => Counts::SUSPECT,
                 false => survey.marked.counts(group),
@@ -87,7 +84,7 @@ impl Fsck<'_> {
             let is_free =
                 |(group, counts): (u64, &Counts)| *counts == self.allocator.space().free_counts(group);
             if !of_row.zip(&counts).all(is_free) {
-                rows.insert(counts_key(first / GROUPS_IN_A_ROW), encode_counts(&counts));
+                rows.insert(counts_key(row), encode_counts(&counts));
             }
         }
         self.make_rows(&[all_counts()], rows).await

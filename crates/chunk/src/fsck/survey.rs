@@ -4,10 +4,10 @@
 //! beyond its chunk or beyond the volume owns nothing.
 
 use crate::ChunkError;
-use crate::allocator::{Allocator, WrittenStripes};
-use crate::free::{Bitmap, Counts, GROUP_WORDS, Groups, Run, set_bits};
+use crate::allocator::{Allocator, STRIPES_AT_A_TIME};
+use crate::free::{Bitmap, Counts, Groups, Run, set_bits};
 use crate::rows::{
-    ChunkKey, Counter, Extent, FileRow, ForeignKey, GROUPS_IN_A_ROW, MapRow, Owner, all_accounts, all_counts,
+    ChunkKey, Counter, Extent, FileRow, ForeignKey, GROUP_WORDS, MapRow, Owner, all_accounts, all_counts,
     all_files, all_groups, all_maps, all_reserved, check_key, chunks_of_a_file, decode_account,
     decode_account_key, decode_counts, decode_counts_key, decode_file_key, decode_group, decode_group_key,
     read_row, valid_part,
@@ -318,13 +318,12 @@ impl Survey {
     }
 
     fn see_counts(&mut self, key: &[u8], value: &[u8]) {
-        let groups = self.groups.count();
-        let first = decode_counts_key(key).and_then(|row| row.checked_mul(GROUPS_IN_A_ROW));
-        let Some(first) = first.filter(|first| *first < groups) else {
+        let range = decode_counts_key(key).and_then(|row| self.groups.counted_in(row));
+        let Some(range) = range else {
             let text = format!("row {} counts no allocation group of the volume", hex(key));
             return self.check.findings.add(FindingKind::BadGroupRow, None, text);
         };
-        let range = first..groups.min(first + GROUPS_IN_A_ROW);
+        let first = range.start;
         match decode_counts(value, to_usize(range.end - first)) {
             Ok(counts) => self.counts.extend(range.zip(counts.into_iter().map(Some))),
             Err(error) => {
@@ -432,20 +431,16 @@ impl Survey {
     }
 
     async fn judge_stripes(&mut self, volume: &Volume, allocator: &Allocator) -> Result<(), ChunkError> {
-        let (per_stripe, mut all, mut bare) = (volume.stripe_blocks(), WrittenStripes::new(volume), 0u64);
-        // Stripes that wait to be discarded are known, and those in a discard count as used.
-        let is_free = async |stripe: u64| {
-            allocator.load_of(stripe).await?;
-            Ok::<_, ChunkError>(allocator.space().is_empty(stripe) && !allocator.is_idle(stripe))
-        };
-        while let Some(written) = all.next().await? {
+        let (per_stripe, mut from, mut bare) = (volume.stripe_blocks(), 0, 0u64);
+        loop {
+            let written = volume.written(from, STRIPES_AT_A_TIME).await?;
+            let Some(last) = written.last() else { break };
+            from = last + 1;
             for stripe in written {
                 let mut blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
+                // Stripes that wait to be discarded are known, and those in a discard count as used.
                 if blocks.all(|block| !self.owned.get(block) && !self.marked.get(block))
-                    && is_free(stripe).await?
-                    // It may have been discarded since it was found.
-                    && !volume.is_unwritten(stripe).await?
-                    && is_free(stripe).await?
+                    && allocator.is_bare(stripe).await?
                 {
                     bare += 1;
                 }

@@ -27,7 +27,7 @@ fn a_chunk_is_full_stripes_of_about_a_mebibyte() {
 #[test]
 fn an_unreadable_group_counts_as_used_and_a_stray_one_as_nothing() {
     // Columns: an allocation group, its row, and the number of used blocks once the first group is read.
-    let all = crate::free::GROUP_WORDS;
+    let all = crate::rows::GROUP_WORDS;
     let word = |word: u64| crate::rows::encode_group(&[vec![word], vec![0; all - 1]].concat());
     on_a_volume(async |bench| {
         let blocks = bench.volume.blocks();

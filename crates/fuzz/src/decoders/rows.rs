@@ -224,15 +224,12 @@ pub(super) const ACCOUNT: Decoder = Decoder {
     check: |bytes| agrees(bytes, &SAME, chunk::decode_account, |blocks| chunk::encode_account(*blocks)),
 };
 
-/// Number of 64-bit words in a group's row.
-const GROUP_WORDS: usize = 512;
-
 /// `group-row`: the bits of an allocation group.
 pub(super) const GROUP: Decoder = Decoder {
     name: "group-row",
     most_bytes: 5000,
     seeds: || {
-        [vec![0; GROUP_WORDS], (0..GROUP_WORDS as u64).collect()]
+        [vec![0; chunk::GROUP_WORDS], (0..chunk::GROUP_WORDS as u64).collect()]
             .map(|words| chunk::encode_group(&words))
             .to_vec()
     },
@@ -241,7 +238,7 @@ pub(super) const GROUP: Decoder = Decoder {
         agrees(
             bytes,
             &SAME,
-            |bytes| chunk::decode_group(bytes, GROUP_WORDS),
+            |bytes| chunk::decode_group(bytes, chunk::GROUP_WORDS),
             |words| chunk::encode_group(words),
         )
     },

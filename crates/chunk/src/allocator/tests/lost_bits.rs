@@ -2,6 +2,7 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use super::swept_target;
+use crate::target::Target;
 use crate::tests::{Bench, chunk_key, extent, on_a_volume};
 use penstock_kv::Kv;
 
@@ -18,7 +19,7 @@ async fn fill_group_0(bench: &Bench, blocks: u64) {
     }
 }
 
-async fn assert_file_2(target: &crate::target::Target, blocks: u64, but: &[u64]) {
+async fn assert_file_2(target: &Target, blocks: u64, but: &[u64]) {
     for index in 0..16u64 {
         let found = crate::tests::fills(target, chunk_key(2, index)).await;
         for (block, fill) in (16 * index..).zip(found) {
@@ -27,6 +28,11 @@ async fn assert_file_2(target: &crate::target::Target, blocks: u64, but: &[u64])
             }
         }
     }
+}
+
+async fn write_durably(target: &Target, ino: u64, fills: &[u8]) {
+    crate::tests::write(target, chunk_key(ino, 0), 0, fills).await;
+    target.commit_all().await.unwrap();
 }
 
 async fn lose_row(bench: &Bench, key: Vec<u8>) {
@@ -44,8 +50,7 @@ fn a_group_without_its_row_is_not_given_to_others() {
         bench.put_marks(&[0..255]).await;
         lose_row(bench, crate::rows::group_key(0)).await;
         let target = swept_target(bench).await;
-        crate::tests::write(&target, chunk_key(3, 0), 0, &[9; 3]).await;
-        target.commit_all().await.unwrap();
+        write_durably(&target, 3, &[9; 3]).await;
         assert_file_2(&target, 255, &[]).await;
         target.stop();
     });
@@ -61,8 +66,7 @@ fn a_full_group_without_its_row_is_not_given_to_others() {
         let target = swept_target(bench).await;
         target.punch(crate::tests::file(2), 255..256, 0).await.unwrap();
         target.commit_all().await.unwrap();
-        crate::tests::write(&target, chunk_key(3, 0), 0, &[9; 3]).await;
-        target.commit_all().await.unwrap();
+        write_durably(&target, 3, &[9; 3]).await;
         assert_file_2(&target, 255, &[]).await;
         target.stop();
     });
@@ -75,11 +79,10 @@ fn a_group_that_is_not_as_counted_is_not_allocated_from() {
     on_a_volume(async |bench| {
         fill_group_0(bench, 7).await;
         bench.put_marks(&[0..7]).await;
-        let words = [vec![0b111], vec![0; crate::free::GROUP_WORDS - 1]].concat();
+        let words = [vec![0b111], vec![0; crate::rows::GROUP_WORDS - 1]].concat();
         bench.put_row(crate::rows::group_key(0), crate::rows::encode_group(&words)).await;
         let target = swept_target(bench).await;
-        crate::tests::write(&target, chunk_key(3, 0), 0, &[9; 3]).await;
-        target.commit_all().await.unwrap();
+        write_durably(&target, 3, &[9; 3]).await;
         assert_file_2(&target, 7, &[]).await;
         target.stop();
     });
@@ -95,14 +98,12 @@ fn lost_bits_that_one_sweep_found_count_after_the_next_start() {
         bench.put_marks(&[0..248]).await;
         let target = swept_target(bench).await;
         assert_eq!(target.usage().free_blocks, bench.volume.blocks() - 256, "it is owned in memory");
-        crate::tests::write(&target, chunk_key(3, 0), 0, &[8; 1]).await;
-        target.commit_all().await.unwrap();
+        write_durably(&target, 3, &[8; 1]).await;
         target.stop();
         let target = swept_target(bench).await;
         target.punch(crate::tests::file(2), 0..1, 0).await.unwrap();
         target.commit_all().await.unwrap();
-        crate::tests::write(&target, chunk_key(4, 0), 0, &[9; 15]).await;
-        target.commit_all().await.unwrap();
+        write_durably(&target, 4, &[9; 15]).await;
         assert_file_2(&target, 256, &[0]).await;
         target.stop();
     });

@@ -185,7 +185,7 @@ fn a_chunk_whose_blocks_cannot_be_copied_is_reported_and_kept() {
 fn bad_group_rows_are_written_again_and_stray_ones_deleted() {
     on_a_volume(async |bench| {
         let blocks = bench.volume.blocks();
-        let too_many = encode_group(&vec![u64::MAX; crate::free::GROUP_WORDS]);
+        let too_many = encode_group(&vec![u64::MAX; crate::rows::GROUP_WORDS]);
         for (what, bad) in [("no row", vec![]), ("half a row", vec![2; 500]), ("too many bits", too_many)] {
             bench.put_map(chunk_key(2, 0), &[extent(0, 4, 8)]).await;
             bench.put_row(group_key(0), bad).await;

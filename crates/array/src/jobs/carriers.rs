@@ -275,12 +275,13 @@ impl CarrierReplacement {
         copy.slice.flush(IO).await.map_err(Stop::Refused)
     }
 
-    /// True for a place of a page that holds no copy which counts. Zeros there do not count either.
+    /// True for a place of a page that holds no copy which counts, or one that no carrier has any more. Zeros
+    /// there do not count either.
     fn is_spare(&self, at: u64) -> bool {
         let table = self.stripes.table();
         let counts = |page: u64, place: u64| {
             let named = table.index().page(page);
-            !named.is_none() && u64::from(named.place) == place
+            !named.is_none() && u64::from(named.place) == place && !table.is_lost(page)
         };
         self.context.geo.page_of(at).is_some_and(|(page, place)| !counts(page, place))
     }

@@ -240,9 +240,10 @@ fn an_unreadable_page_does_not_stop_the_rebuild() {
     life(&site, 9891, &[0], async |machine| {
         machine.replace(&site.disks[0], 0, 9891).await?;
         machine.env.sleep(Duration::from_secs(3600)).await;
-        let report = machine.array.report();
+        let (report, missing) = (machine.array.report(), machine.array.missing_carriers());
         machine.array.stop();
         assert!(report.redundancy_debt_stripes <= geo.stripes_per_page());
+        assert_eq!(missing, 0, "copies of the log");
         Ok(())
     });
 }

@@ -17,11 +17,12 @@
 //! stripe that is unwritten in the table but was not discarded on the drives keeps its space there until it
 //! is written and freed again.
 
+mod compare;
 mod groups;
 mod sweep;
 
 use crate::ChunkError;
-use crate::free::{Kind, Run, Space, SpaceUsage};
+use crate::free::{Kind, Run, Space, SpaceUsage, Use};
 use crate::idle::Idle;
 use crate::ranks;
 use penstock_array::{ArrayError, Discard, Volume};
@@ -52,7 +53,9 @@ pub(crate) struct Allocator {
     /// Locked while a group is read.
     loading: RankedMutex<()>,
     group_reads: Cell<u64>,
-    /// Locked while written stripes without an owner are looked for.
+    /// No block of a file counts as free, as far as counts can tell.
+    is_compared: Cell<bool>,
+    /// Locked while written stripes without an owner, or owners without bits, are looked for.
     sweeping: RankedMutex<()>,
     /// The sweep has come to the stripes before this one.
     swept: Cell<u64>,
@@ -80,6 +83,7 @@ impl Allocator {
             space: RefCell::new(space),
             loading: RankedMutex::new(ranks::LOAD, ()),
             group_reads: Cell::new(0),
+            is_compared: Cell::new(true),
             sweeping: RankedMutex::new(ranks::SWEEP, ()),
             swept: Cell::new(0),
             idle: RefCell::default(),
@@ -155,6 +159,7 @@ impl Allocator {
     /// discard.
     pub(crate) async fn allocate_reserved(&self, wanted: u64) -> Result<Run, ChunkError> {
         assert!(wanted > 0, "a run has a block");
+        self.compare().await?;
         let mut run = self.allocate(wanted).await?;
         if run.is_none() {
             // The missing blocks are in a running discard.
@@ -188,7 +193,7 @@ impl Allocator {
                         return Ok(Some(self.space.borrow_mut().allocate(stripe, wanted)));
                     }
                     if kind == Kind::Empty {
-                        self.space.borrow_mut().set_unusable(group);
+                        self.space.borrow_mut().set_unusable(group, Use::Extents);
                     }
                     from = group + 1;
                 }
@@ -287,6 +292,7 @@ impl Allocator {
     /// no stripe is empty, or if too few blocks are free beside the reservations of others; `mine` blocks are
     /// reserved for this write.
     pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
+        self.compare().await?;
         // Nothing is awaited between this test and the allocation that relies on it.
         let has_space = || self.space.borrow().has_beside_reservations(self.volume.stripe_blocks(), mine);
         let take = async |stripe: u64| {
@@ -326,13 +332,14 @@ impl Allocator {
     async fn last_empty(&self, usable: impl Fn(u64) -> bool) -> Result<Option<u64>, ChunkError> {
         let mut until = self.space.borrow().groups().count();
         loop {
-            let group = self.space.borrow().last_group(until);
+            let group = self.space.borrow().last_usable_group(until);
             let Some(group) = group else { return Ok(None) };
             self.load(group).await?;
             let found = self.space.borrow().last_empty_in(group, &usable);
             if found.is_some() {
                 return Ok(found);
             }
+            self.space.borrow_mut().set_unusable(group, Use::FullChunk);
             until = group;
         }
     }
@@ -361,6 +368,7 @@ impl Allocator {
                 return Err(error.into());
             }
         };
+        self.space.borrow_mut().clear_unusable();
         if how == Discard::InTable {
             let done = (first..first + count).filter(|stripe| !left.contains(stripe));
             done.for_each(|stripe| idle.add_reusable(stripe..stripe + 1));

@@ -86,6 +86,15 @@ pub(crate) enum Kind {
     Empty,
 }
 
+/// The use that an empty stripe is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Extents of small writes.
+    Extents,
+    /// A full chunk, for which it must be unwritten.
+    FullChunk,
+}
+
 /// The free space of one target.
 pub(crate) struct Space {
     groups: Groups,
@@ -103,8 +112,8 @@ pub(crate) struct Space {
     freed: u64,
     /// Groups some of whose bits may be lost.
     suspects: BTreeSet<u64>,
-    /// Groups in which no empty stripe may be used until something is freed or the sweep has gone on.
-    unusable: BTreeSet<u64>,
+    /// By use, groups in which no empty stripe may be used for it until the sweep or a discard has gone on.
+    unusable: [BTreeSet<u64>; 2],
 }
 
 impl Space {
@@ -124,7 +133,7 @@ impl Space {
             discarding: 0,
             freed: 0,
             suspects: BTreeSet::new(),
-            unusable: BTreeSet::new(),
+            unusable: Default::default(),
         };
         (0..count).for_each(|group| space.set_counts(group, space.free_counts(group)));
         space
@@ -264,22 +273,24 @@ impl Space {
     pub(crate) fn next_usable_group(&self, kind: Kind, range: Range<u64>) -> Option<u64> {
         let next = |from| self.next_group(kind, from..range.end);
         let mut all = std::iter::successors(next(range.start), |group| next(group + 1));
-        all.find(|group| kind == Kind::Partial || !self.unusable.contains(group))
+        all.find(|group| kind == Kind::Partial || !self.unusable[Use::Extents as usize].contains(group))
     }
 
-    /// No empty stripe of a group may be used now.
-    pub(crate) fn set_unusable(&mut self, group: u64) {
-        self.unusable.insert(group);
+    /// No empty stripe of a group may be used now for something.
+    pub(crate) fn set_unusable(&mut self, group: u64, of: Use) {
+        self.unusable[of as usize].insert(group);
     }
 
     /// More stripes may be used than before.
     pub(crate) fn clear_unusable(&mut self) {
-        self.unusable.clear();
+        self.unusable.iter_mut().for_each(BTreeSet::clear);
     }
 
-    /// The last group before one that has empty stripes.
-    pub(crate) fn last_group(&self, until: u64) -> Option<u64> {
-        self.with_empty.last(until)
+    /// The last group before one that has empty stripes of which one may be usable for a full chunk.
+    pub(crate) fn last_usable_group(&self, until: u64) -> Option<u64> {
+        let mut all =
+            std::iter::successors(self.with_empty.last(until), |group| self.with_empty.last(*group));
+        all.find(|group| !self.unusable[Use::FullChunk as usize].contains(group))
     }
 
     /// The first stripe of a kind in a group in memory for which `usable` is true.
@@ -390,7 +401,7 @@ impl Space {
         assert!(count > 0, "a run has a block");
         self.mark((start, count), false);
         self.freed += count;
-        self.unusable.clear();
+        self.clear_unusable();
         let stripe_blocks = self.groups.stripe_blocks();
         let stripes = start / stripe_blocks..=(start + count - 1) / stripe_blocks;
         stripes.filter(|stripe| self.is_empty(*stripe)).collect()
@@ -491,6 +502,25 @@ impl Space {
     /// The bits of a group as its row has them; none if it is not in memory.
     pub(crate) fn bits_in_memory(&self, group: u64) -> Option<&[u64]> {
         self.loaded.get(&group).map(Group::committed)
+    }
+
+    /// Blocks that are used.
+    pub(crate) fn used_blocks(&self) -> u64 {
+        self.used_blocks
+    }
+
+    /// The first free block of a run in a group in memory.
+    pub(crate) fn free_in(&self, (start, count): Run) -> Option<u64> {
+        let is_free = |block: &u64| {
+            let group = self.groups.of_block(*block);
+            !self.group(group).is_used(*block - self.groups.range(group).start)
+        };
+        (start..start + count).find(is_free)
+    }
+
+    /// The number of groups some of whose bits may be lost.
+    pub(crate) fn suspects(&self) -> u64 {
+        self.suspects.len() as u64
     }
 
     /// A repair wrote the row of a group: it has these bits now, and none is lost. Blocks that are allocated

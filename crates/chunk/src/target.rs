@@ -11,7 +11,7 @@ use crate::fetch::fetch;
 use crate::files::Knows;
 use crate::free::{Space, SpaceUsage};
 use crate::fsck::{DamagedRuns, Fsck, find_damaged};
-use crate::rows::{ChunkKey, FileRow, Owner, all_counts, decode_counts, decode_counts_key};
+use crate::rows::{ChunkKey, FileRow, Owner, all_counts, decode_counts, decode_counts_key, group_key};
 use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
@@ -24,6 +24,7 @@ use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, WriteSet, for_each};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 const IO: Io = Io::new(Class::Client, "chunk.read");
@@ -78,11 +79,21 @@ impl Target {
             "a chunk of {chunk_blocks} blocks is full stripes of {per_stripe}"
         );
         let space = load_space(&volume, &*kv).await?;
+        let accounts = Accounts::load(&*kv).await?;
+        let (used, owned) = (space.used_blocks(), accounts.values().sum::<u64>());
         let cache = ChunkCache::new(&kv, config.chunk_blocks, volume.blocks());
         let allocator = Allocator::new(env, &volume, &kv, space, config.chunk_blocks);
+        if used < owned {
+            tracing::error!(
+                used,
+                owned,
+                "files have more blocks than are marked as used: `penstock fs check`"
+            );
+            allocator.must_compare();
+        }
         let writeback = Writeback::new(&volume, &cache, &allocator, config.chunk_blocks);
         let commits = Commits::new(env, &volume, &kv, &gate, &cache, &allocator, &writeback);
-        commits.accounts.set(Accounts::load(&*kv).await?);
+        commits.accounts.set(accounts);
         env.spawn("target commit", Box::pin(scoped(commits.clone().run())));
         env.spawn("target discard", Box::pin(scoped(allocator.clone().run())));
         env.spawn("target sweep", Box::pin(scoped(allocator.clone().run_sweep())));
@@ -126,12 +137,19 @@ impl Target {
 
     /// Waits until all written stripes without an owner are found that were there at the start.
     pub async fn sweep(&self) -> Result<(), ChunkError> {
+        self.allocator.compare().await?;
         self.allocator.sweep().await
     }
 
     /// True once all written stripes without an owner are found that were there at the start.
     pub fn is_swept(&self) -> bool {
         self.allocator.is_swept()
+    }
+
+    /// The allocation groups in which nothing is allocated until a repair, because some of their bits may be
+    /// lost.
+    pub fn suspect_groups(&self) -> u64 {
+        self.allocator.space().suspects()
     }
 
     /// The volume that the chunks are stored on.
@@ -335,8 +353,10 @@ fn read_file_row(file: FileId, row: Option<Vec<u8>>) -> Result<Option<FileRow>, 
 async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
     let mut space = Space::new(volume.blocks(), volume.stripe_blocks());
     let (groups, mut bad) = (space.groups(), Vec::new());
+    let mut uncounted: BTreeMap<u64, Range<u64>> =
+        (0..).map_while(|row| Some((row, groups.counted_in(row)?))).collect();
     for_each(kv, all_counts(), |key, value| {
-        let range = decode_counts_key(key).and_then(|row| groups.counted_in(row));
+        let range = decode_counts_key(key).and_then(|row| uncounted.remove(&row));
         // A row outside the volume's groups says nothing; a check reports it.
         let Some(range) = range else { return Ok(()) };
         let Ok(counts) = decode_counts(value, to_usize(range.end - range.start)) else {
@@ -352,10 +372,16 @@ async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
         Ok::<_, ChunkError>(())
     })
     .await?;
+    for range in uncounted.into_values() {
+        // Groups without a used block have no rows of either kind.
+        if !kv.scan(group_key(range.start), group_key(range.end), 1).await?.is_empty() {
+            bad.push(range);
+        }
+    }
     for range in bad {
         tracing::error!(
             ?range,
-            "counts of allocation groups cannot be read: nothing is allocated in these until `penstock fs check --repair`"
+            "counts of allocation groups cannot be read or are missing: nothing is allocated in these until `penstock fs check --repair`"
         );
         // It may have said that some are suspect.
         range.for_each(|group| space.suspect(group));

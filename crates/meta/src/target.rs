@@ -11,7 +11,7 @@ use crate::rows::{FsRow, Home, StoreRow, fs_key, inode_key, owner_of, store_key}
 use crate::{LAST_INO, ROOT};
 use penstock_base::env::random_id;
 use penstock_base::rank::scoped;
-use penstock_base::{DecodeError, Env, Features, FileId, Gate, Id128, Ino};
+use penstock_base::{DecodeError, Env, ErrorKind, Features, FileId, Gate, Id128, Ino};
 use penstock_chunk::{Target, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_session::Clients;
@@ -151,7 +151,13 @@ impl MetaTarget {
         // Before changes must wait for it.
         target.sweep().await?;
         let turn = self.parts.names.turn().await;
-        target.commit_all().await?;
+        match target.commit_all().await {
+            // These are in no row yet.
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                tracing::warn!(%error, "some writes have no space, and are not checked");
+            }
+            committed => committed?,
+        }
         let quiet = turn.gate().quiesce().await;
         Fsck::begin(&turn, target, &quiet, &self.progress, false).check().await
     }
@@ -161,7 +167,16 @@ impl MetaTarget {
     pub async fn repair(&self, target: &Target) -> Result<Repair, MetaError> {
         target.sweep().await?;
         let turn = self.parts.names.turn().await;
-        target.commit_all().await?;
+        match target.commit_all().await {
+            // There may be space for them in groups of which bits are lost.
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                let quiet = turn.gate().quiesce().await;
+                target.fsck(&quiet).mark_owned().await?;
+                drop(quiet);
+                target.commit_all().await?;
+            }
+            committed => committed?,
+        }
         let quiet = turn.gate().quiesce().await;
         let result = Fsck::begin(&turn, target, &quiet, &self.progress, true).repair().await;
         reaper::queue_removed(&self.parts).await?;

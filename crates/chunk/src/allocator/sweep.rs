@@ -11,7 +11,7 @@
 use super::Allocator;
 use crate::ChunkError;
 use crate::free::Kind;
-use crate::rows::{all_maps, read_row, valid_part};
+use crate::rows::all_maps;
 use penstock_array::ArrayError;
 use penstock_base::HashSet;
 use penstock_kv::for_each;
@@ -36,8 +36,13 @@ impl Allocator {
 
     /// Sweeps until it is done or the target is closed.
     pub(crate) async fn run_sweep(self: Rc<Self>) {
-        while !self.closed.get() && !self.is_swept() {
-            match self.sweep().await {
+        let is_over = || self.closed.get() || (self.is_compared.get() && self.is_swept());
+        while !is_over() {
+            let done = match self.compare().await {
+                Ok(()) => self.sweep().await,
+                failed => failed,
+            };
+            match done {
                 Ok(()) | Err(ChunkError::Array(ArrayError::Closed)) => return,
                 Err(error) => {
                     tracing::warn!(%error, "free stripes could not be found; it will be tried again");
@@ -74,15 +79,7 @@ impl Allocator {
         let (bare, next) = self.find_bare(self.swept.get()).await?;
         let owned = self.find_owned(&bare).await?;
         let group_of = |stripe| self.space().groups().of_stripe(stripe);
-        for group in owned.into_iter().map(group_of) {
-            if !self.space().is_suspect(group) {
-                tracing::error!(
-                    group,
-                    "blocks of files are marked as free: nothing is allocated beside them until `penstock fs check --repair`"
-                );
-                self.space_mut().suspect(group);
-            }
-        }
+        owned.into_iter().map(group_of).for_each(|group| self.suspect(group));
         let idle: Vec<u64> =
             bare.into_iter().filter(|stripe| !self.space().is_suspect(group_of(*stripe))).collect();
         if self.idle.borrow_mut().add(idle) {
@@ -94,38 +91,60 @@ impl Allocator {
         Ok(())
     }
 
+    /// Files own blocks in a group that are marked as free.
+    pub(super) fn suspect(&self, group: u64) {
+        if !self.space().is_suspect(group) {
+            tracing::error!(
+                group,
+                "blocks of files are marked as free: nothing is allocated beside them until `penstock fs check --repair`"
+            );
+            self.space_mut().suspect(group);
+        }
+    }
+
     /// Written stripes from `from` on in which no block is allocated and which are not idle, and the stripe
-    /// at which the next look begins.
+    /// at which the next look begins. An error comes only if it found out nothing.
     async fn find_bare(&self, from: u64) -> Result<(Vec<u64>, u64), ChunkError> {
-        let (mut bare, mut from) = (Vec::new(), from);
+        let (mut bare, mut next) = (Vec::new(), from);
+        match self.find_bare_from(&mut next, &mut bare).await {
+            Err(error) if next == from => Err(error),
+            _ => Ok((bare, next)),
+        }
+    }
+
+    /// The same, `from` and `bare` as far as it got.
+    async fn find_bare_from(&self, from: &mut u64, bare: &mut Vec<u64>) -> Result<(), ChunkError> {
         let groups = self.space().groups();
         let stripes = groups.blocks() / groups.stripe_blocks();
         while bare.len() < BARE_AT_A_TIME {
-            let group = match from < stripes {
-                true => self.space().next_group(Kind::Empty, groups.of_stripe(from)..groups.count()),
+            let group = match *from < stripes {
+                true => self.space().next_group(Kind::Empty, groups.of_stripe(*from)..groups.count()),
                 false => None,
             };
-            let Some(group) = group else { return Ok((bare, u64::MAX)) };
-            from = from.max(groups.stripes(group).start);
+            let Some(group) = group else {
+                *from = u64::MAX;
+                break;
+            };
+            let first = (*from).max(groups.stripes(group).start);
             // A group without a used block is mostly unwritten too, and so are those that follow.
             let end = match self.space().counts(group).used {
                 0 => stripes,
                 _ => groups.stripes(group).end,
             };
-            let written = self.volume.written_in(from..end, STRIPES_AT_A_TIME).await?;
+            let written = self.volume.written_in(first..end, STRIPES_AT_A_TIME).await?;
             let is_all = written.len() < STRIPES_AT_A_TIME;
             for stripe in &written {
                 if self.space().counts(groups.of_stripe(*stripe)).empty > 0 && self.is_bare(*stripe).await? {
                     bare.push(*stripe);
                 }
+                *from = stripe + 1;
             }
-            from = match written.last() {
-                Some(last) if !is_all => last + 1,
-                _ => end,
-            };
+            if is_all {
+                *from = end;
+            }
         }
         assert!(bare.is_sorted(), "they are listed in order");
-        Ok((bare, from))
+        Ok(())
     }
 
     /// True if a stripe is written, no block of it is allocated, and it is not idle. It stays so until the
@@ -144,12 +163,8 @@ impl Allocator {
         }
         let per_stripe = self.volume.stripe_blocks();
         for_each(&*self.kv, all_maps(), |key, value| {
-            // A check reports rows that cannot be read.
-            let Ok((_, row)) = read_row(key, value) else { return Ok(()) };
-            let valid = |extent| valid_part(extent, self.chunk_blocks, self.volume.blocks());
-            for part in row.extents.iter().map(valid).filter(|part| part.count > 0) {
-                let (first, end) = (part.block, part.block + u64::from(part.count));
-                let of_part = first / per_stripe..end.div_ceil(per_stripe);
+            for (first, count) in self.runs_of(key, value) {
+                let of_part = first / per_stripe..(first + count).div_ceil(per_stripe);
                 owned.extend(of_part.filter(|stripe| stripes.contains(stripe)));
             }
             Ok::<_, ChunkError>(())

@@ -495,3 +495,49 @@ fn groups_without_a_usable_stripe_are_not_read_for_each_allocation() {
         assert!(reads <= 1, "{reads} groups read for 4 allocations");
     });
 }
+
+/// Regression: before the sweep ended, each full chunk read all groups with empty stripes again.
+#[test]
+fn groups_without_an_unwritten_stripe_are_not_read_for_each_full_chunk() {
+    on_a_volume(async |bench| {
+        for stripe in 32..bench.stripes() {
+            bench.write_stripe(stripe, 5).await;
+        }
+        let allocator = bench.allocator();
+        let mut reads = Vec::new();
+        for _ in 0..5 {
+            let before = allocator.group_reads();
+            let taken = allocator.take_empty_stripe(0).await.unwrap();
+            assert!(taken.is_some_and(|stripe| stripe < 32), "{taken:?}");
+            reads.push(allocator.group_reads() - before);
+        }
+        assert!(reads[1..].iter().sum::<u64>() <= 1, "groups read for each of 5 stripes: {reads:?}");
+    });
+}
+
+/// Regression: a sweep that failed began with the first stripe again.
+#[test]
+fn a_sweep_that_fails_goes_on_where_it_was() {
+    on_a_volume(async |bench| {
+        for stripe in 0..bench.stripes() - 8 {
+            bench.write_stripe(stripe, 5).await;
+        }
+        let allocator = bench.allocator();
+        let fail = async {
+            while allocator.group_reads() < 4 {
+                penstock_base::env::yield_now().await;
+            }
+            bench.kv.fail_reads(true);
+        };
+        let (swept, ()) = futures_util::future::join(allocator.sweep(), fail).await;
+        swept.unwrap_err();
+        bench.kv.fail_reads(false);
+        allocator.sweep_on().await.unwrap();
+        let (judged, before) = (allocator.swept.get(), allocator.group_reads());
+        assert!(judged > 0, "what was found out is kept");
+        allocator.sweep().await.unwrap();
+        let groups = allocator.space().groups().count();
+        assert!(allocator.group_reads() - before < groups, "it began again");
+        assert!(allocator.is_idle(0));
+    });
+}

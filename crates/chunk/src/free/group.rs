@@ -187,12 +187,20 @@ impl Group {
         bits::change(&mut *self.committed, run, is_set);
     }
 
-    /// The row has these bits now. Blocks that are allocated and not committed stay so, unless bits were lost
-    /// before.
+    /// The row has these bits now. Blocks that are allocated and not committed stay so.
     pub(super) fn reload(&mut self, words: &[u64]) {
-        if self.hidden.is_some() {
+        if let Some(hidden) = &self.hidden {
+            let is_pending = |block: &u64| {
+                self.is_used(*block) && !self.is_committed(*block) && !bits::get(&**hidden, *block)
+            };
+            let pending: Vec<u64> = (0..self.blocks).filter(is_pending).collect();
             let Self { pins, .. } = *self;
             *self = Self { pins, ..Self::new(words, self.blocks, self.stripe_blocks) };
+            for block in pending {
+                if !self.is_used(block) {
+                    self.mark((block, 1), true);
+                }
+            }
             return;
         }
         for block in 0..self.blocks {

@@ -53,7 +53,7 @@ impl Bed {
 
     fn last_empty(&mut self, usable: impl Fn(u64) -> bool) -> Option<u64> {
         let mut until = self.space.groups().count();
-        while let Some(group) = self.space.last_group(until) {
+        while let Some(group) = self.space.last_usable_group(until) {
             self.need(group);
             if let Some(found) = self.space.last_empty_in(group, &usable) {
                 return Some(found);

@@ -1,0 +1,69 @@
+//! The comparison of extents and bits at a start at which files have more blocks than are counted as used.
+//!
+//! Then bits and counts of some blocks are lost together, so that no group disagrees with its counts, and
+//! preallocated blocks are in no written stripe that the sweep would find. The groups of blocks that a file
+//! owns and no bit marks are suspect. Nothing is allocated before it is over.
+//!
+//! Files go on to change. A block becomes free in memory only after the row that gave it up is durable. So if
+//! a block is free, and a row that is read later owns it, its bit is lost.
+
+use super::Allocator;
+use crate::ChunkError;
+use crate::free::Run;
+use crate::rows::{all_maps, read_row, valid_part};
+use penstock_array::ArrayError;
+use penstock_kv::Pages;
+
+impl Allocator {
+    /// Files have more blocks than are counted as used.
+    pub(crate) fn must_compare(&self) {
+        self.is_compared.set(false);
+    }
+
+    /// Compares, if that must be done and is not over. After an error it may be called again.
+    pub(crate) async fn compare(&self) -> Result<(), ChunkError> {
+        if self.is_compared.get() {
+            return Ok(());
+        }
+        let _one = self.sweeping.lock().await;
+        let mut pages = Pages::new(&*self.kv, all_maps());
+        while !self.is_compared.get() {
+            if self.closed.get() {
+                return Err(ArrayError::Closed.into());
+            }
+            let rows = pages.next().await?;
+            for (key, value) in &rows {
+                for run in self.runs_of(key, value) {
+                    self.compare_run(key, run).await?;
+                }
+            }
+            self.is_compared.set(rows.is_empty());
+        }
+        Ok(())
+    }
+
+    /// The runs that a map row owns; none if it cannot be read, which a check reports.
+    pub(super) fn runs_of(&self, key: &[u8], value: &[u8]) -> Vec<Run> {
+        let Ok((_, row)) = read_row(key, value) else { return Vec::new() };
+        let parts =
+            row.extents.iter().map(|extent| valid_part(extent, self.chunk_blocks, self.volume.blocks()));
+        parts.filter(|part| part.count > 0).map(|part| (part.block, part.count.into())).collect()
+    }
+
+    async fn compare_run(&self, key: &[u8], run: Run) -> Result<(), ChunkError> {
+        let parts: Vec<(u64, Run)> = self.space().groups().parts(run).collect();
+        for (group, (at, count)) in parts {
+            self.load(group).await?;
+            let first = self.space().groups().range(group).start + at;
+            let free = self.space().free_in((first, count));
+            let Some(block) = free else { continue };
+            let row = self.kv.get(key.to_vec()).await?;
+            let runs = row.map(|row| self.runs_of(key, &row)).unwrap_or_default();
+            let is_owned = runs.iter().any(|(start, count)| (*start..start + count).contains(&block));
+            if is_owned {
+                self.suspect(group);
+            }
+        }
+        Ok(())
+    }
+}

@@ -304,7 +304,7 @@ fn router(api: Api) -> Router {
         .route("/v1/drives/{id}/fail", post(drive_fail))
         .route("/v1/drives/{id}/replace", post(drive_replace))
         .route("/v1/pools", get(pools))
-        .route("/v1/pools/{name}", get(pool))
+        .route("/v1/pools/{name}", get(pool).post(pool_set))
         .route("/v1/arrays", get(arrays))
         .route("/v1/arrays/{id}", get(array))
         .route("/v1/arrays/{id}/rebuild", post(array_rebuild))
@@ -479,6 +479,15 @@ async fn pools(State(api): State<Api>) -> Answer<Vec<penstock_node::PoolReport>>
 
 async fn pool(State(api): State<Api>, UrlPath(name): UrlPath<String>) -> Answer<penstock_node::PoolReport> {
     api.look(move |instance| instance.node().show_pool(&name)).await
+}
+
+async fn pool_set(
+    State(api): State<Api>,
+    UrlPath(name): UrlPath<String>,
+    Json(settings): Json<penstock_node::PoolSettings>,
+) -> Answer<penstock_node::PoolReport> {
+    let set = move |instance: Rc<Instance>| async move { instance.node().set_pool(&name, settings).await };
+    api.on_worker(set).await.map(Json)
 }
 
 async fn arrays(State(api): State<Api>) -> Answer<Vec<penstock_node::ArrayReport>> {

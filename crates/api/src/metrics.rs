@@ -49,6 +49,11 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyRep
         ("fs_free_bytes", "Free space of the file system", fs.free_bytes),
         ("fs_meta_used_bytes", "Bytes of metadata rows", fs.meta_used_bytes),
         ("fs_meta_budget_bytes", "Bytes that metadata rows may take", fs.meta_budget_bytes),
+        (
+            "fs_suspect_groups",
+            "Allocation groups that are not used until a repair: marks of used blocks may be lost",
+            fs.suspect_groups,
+        ),
         ("fs_swept", "1 once all written stripes that hold nothing are found", fs.swept.into()),
     ] {
         text.family(name, "gauge", help);

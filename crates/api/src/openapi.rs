@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Path, method, summary, and the name of its path parameter if it has one.
-const OPERATIONS: [(&str, &str, &str, Option<&str>); 27] = [
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 28] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
         "/v1/events",
@@ -23,6 +23,12 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 27] = [
     ),
     ("/v1/pools", "get", "All pools", None),
     ("/v1/pools/{name}", "get", "One pool", Some("name")),
+    (
+        "/v1/pools/{name}",
+        "post",
+        "Changes its settings; body {\"rebuild_rate\": RATE}, which is auto, max, or bytes a second, as text",
+        Some("name"),
+    ),
     ("/v1/arrays", "get", "All arrays", None),
     ("/v1/arrays/{id}", "get", "One array, by id or name", Some("id")),
     (

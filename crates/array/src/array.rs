@@ -14,6 +14,7 @@ use crate::jobs::carriers::CarrierReplacement;
 use crate::jobs::count::StripeCount;
 use crate::jobs::destage::{self, Destage};
 use crate::jobs::metadata::MetadataScrub;
+use crate::jobs::rate::RebuildRate;
 use crate::jobs::rebuild::{Rebuild, RebuildState};
 use crate::jobs::repair::Repair;
 use crate::jobs::scrub::{Pace, Scrub, ScrubProgress, ScrubReport};
@@ -138,7 +139,7 @@ impl Array {
             space: space.clone(),
             strips: strips.clone(),
             durability: durability.clone(),
-            state: RebuildState::default(),
+            state: RebuildState::new(&context.geo),
         });
         let carriers = Rc::new(CarrierReplacement {
             context: context.clone(),
@@ -353,6 +354,16 @@ impl Array {
     /// Makes a running scrub end before its next stripe.
     pub fn stop_scrub(&self) {
         self.scrub.stop();
+    }
+
+    /// The rule that rebuilds follow.
+    pub fn rebuild_rate(&self) -> RebuildRate {
+        self.rebuild.rule()
+    }
+
+    /// Sets the rule that rebuilds follow, until the array is closed.
+    pub fn set_rebuild_rate(&self, rule: RebuildRate) {
+        self.rebuild.set_rule(rule);
     }
 
     /// Waits until no member is being rebuilt or could be, and every replica of the log that can be there is.

@@ -1,6 +1,7 @@
 //! Counters and latencies of an array's operations.
 
 use penstock_base::Histogram;
+use std::time::Duration;
 
 /// Operations of an array since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,9 @@ pub struct Counts {
     pub table_reads: u64,
 }
 
+/// Kinds of operations that clients wait for.
+pub(crate) const CLIENT_KINDS: usize = 3;
+
 /// Latencies of an array's operations.
 #[derive(Default)]
 pub struct ArrayLatency {
@@ -51,8 +55,17 @@ pub struct ArrayLatency {
 }
 
 impl ArrayLatency {
-    /// Reads and writes of volumes that were served.
-    pub(crate) fn served(&self) -> u64 {
-        [&self.read, &self.write, &self.fresh].iter().map(|done| done.count_and_sum().0).sum()
+    fn of_clients(&self) -> [&Histogram; CLIENT_KINDS] {
+        [&self.read, &self.write, &self.fresh]
+    }
+
+    /// Reads and writes of volumes that were served, by kind: their number, and the sum of their times.
+    pub(crate) fn served(&self) -> [(u64, Duration); CLIENT_KINDS] {
+        self.of_clients().map(Histogram::count_and_sum)
+    }
+
+    /// Reads and writes of volumes that are being served.
+    pub(crate) fn running(&self) -> u64 {
+        self.of_clients().iter().map(|kind| kind.running()).sum()
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod carriers;
 pub(crate) mod count;
 pub(crate) mod destage;
 pub(crate) mod metadata;
+pub(crate) mod rate;
 pub(crate) mod rebuild;
 pub(crate) mod repair;
 pub(crate) mod scrub;

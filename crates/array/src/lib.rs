@@ -73,6 +73,7 @@ pub use error::ArrayError;
 pub use events::ArrayEvent;
 pub use geometry::{CreateSpec, Geometry};
 pub use jobs::JobProgress;
+pub use jobs::rate::RebuildRate;
 pub use jobs::scrub::{Pace, ScrubProgress, ScrubReport};
 pub use layout::{Layout, StripPlace};
 pub use members::labels::{FoundLabel, clear_label, read_label};

@@ -9,6 +9,7 @@ use crate::num::to_usize;
 use futures_util::FutureExt;
 use std::cell::Cell;
 use std::future::Future;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// The first bucket ends at 2^10 ns, the last one with an end at 2^36 ns.
@@ -23,11 +24,23 @@ pub struct Histogram {
     counts: [Cell<u64>; BUCKETS],
     sum_ns: Cell<u64>,
     max_ns: Cell<u64>,
+    running: Rc<Cell<u64>>,
+}
+
+/// A piece of work that is under way, until this is dropped.
+#[must_use]
+pub struct Running(Rc<Cell<u64>>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { counts: [const { Cell::new(0) }; BUCKETS], sum_ns: Cell::new(0), max_ns: Cell::new(0) }
+        let counts = [const { Cell::new(0) }; BUCKETS];
+        Self { counts, sum_ns: Cell::new(0), max_ns: Cell::new(0), running: Rc::default() }
     }
 }
 
@@ -68,8 +81,22 @@ impl Histogram {
     pub fn time<T>(&self, env: &Env, work: impl Future<Output = T>) -> impl Future<Output = T> {
         // Not an async function: that would keep `work` twice, as its argument and while it runs, and copy
         // all of its state.
-        let began = env.now();
-        work.inspect(move |_| self.record(env.now().saturating_sub(began)))
+        let (began, running) = (env.now(), self.run());
+        work.inspect(move |_| {
+            self.record(env.now().saturating_sub(began));
+            drop(running);
+        })
+    }
+
+    /// A piece of work is under way, until the result is dropped.
+    pub fn run(&self) -> Running {
+        self.running.set(self.running.get() + 1);
+        Running(self.running.clone())
+    }
+
+    /// The number of pieces of work that are under way.
+    pub fn running(&self) -> u64 {
+        self.running.get()
     }
 
     /// The number of times recorded, and their sum.

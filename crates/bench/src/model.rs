@@ -7,7 +7,8 @@
 
 use penstock_base::{Buf, BufMut, Env, LocalBoxFuture};
 use penstock_drive::{Drive, DriveError, Io, MemoryDrive};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A drive as its data sheet describes it.
@@ -54,7 +55,7 @@ enum Direction {
 pub struct ModelDrive {
     env: Env,
     sheet: Sheet,
-    memory: MemoryDrive,
+    memory: RefCell<Rc<MemoryDrive>>,
     /// The moments at which the queues of reads and writes are empty.
     free_at: [Cell<Duration>; 2],
 }
@@ -63,7 +64,18 @@ impl ModelDrive {
     /// An empty drive.
     pub fn new(env: &Env, sheet: Sheet, size_bytes: usize) -> Self {
         let free_at = [Cell::new(env.now()), Cell::new(env.now())];
-        Self { env: env.clone(), sheet, memory: MemoryDrive::new(size_bytes), free_at }
+        let memory = RefCell::new(Rc::new(MemoryDrive::new(size_bytes)));
+        Self { env: env.clone(), sheet, memory, free_at }
+    }
+
+    /// Gives the memory back. Nobody may use the drive any more.
+    pub fn give_up(&self) {
+        assert!(self.memory().size_bytes() > 0, "it is given up once");
+        self.memory.replace(Rc::new(MemoryDrive::new(0)));
+    }
+
+    fn memory(&self) -> Rc<MemoryDrive> {
+        self.memory.borrow().clone()
     }
 
     async fn take(&self, which: Direction, bytes: usize) {
@@ -78,20 +90,20 @@ impl ModelDrive {
 
 impl Drive for ModelDrive {
     fn size_bytes(&self) -> u64 {
-        self.memory.size_bytes()
+        self.memory().size_bytes()
     }
 
     fn read(&self, at: u64, buf: BufMut, io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
         Box::pin(async move {
             self.take(Direction::Read, buf.len()).await;
-            self.memory.read(at, buf, io).await
+            self.memory().read(at, buf, io).await
         })
     }
 
     fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             self.take(Direction::Write, data.len()).await;
-            self.memory.write(at, data, io).await
+            self.memory().write(at, data, io).await
         })
     }
 
@@ -99,12 +111,12 @@ impl Drive for ModelDrive {
     fn flush(&self, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             self.env.sleep(Duration::from_secs_f64(self.sheet.us[1] / 1e6)).await;
-            self.memory.flush(io).await
+            self.memory().flush(io).await
         })
     }
 
     fn discard(&self, at: u64, len: u64, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
-        self.memory.discard(at, len, io)
+        Box::pin(async move { self.memory().discard(at, len, io).await })
     }
 }
 

@@ -10,7 +10,7 @@ use penstock_array::{Array, ArrayError, ArrayState, CreateSpec, Layout, MemberNo
 use penstock_base::{BLOCK_BYTES, Buf, Env};
 use penstock_drive::{Class, Io, Slice};
 use penstock_layout::Shape;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ const READS: usize = 160;
 const WRITES: usize = 512;
 /// Reads in flight beside a rebuild.
 const BESIDE: usize = 4;
+/// Time before something is lost.
+const BEFORE: Duration = Duration::from_secs(1);
 
 /// The measured array.
 #[derive(Clone, Copy, Debug)]
@@ -81,17 +83,25 @@ struct Bed {
     data: Buf,
     crcs: Vec<u32>,
     random: Cell<u64>,
-    next_drive: Cell<u64>,
+    drives: RefCell<Vec<Rc<ModelDrive>>>,
     slice_bytes: u64,
+}
+
+/// Tasks of a stopped array end later, and so long they have its drives.
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.array.stop();
+        self.drives.borrow().iter().for_each(|drive| drive.give_up());
+    }
 }
 
 impl Bed {
     async fn new(env: &Env, bench: ModelBench, spec: &CreateSpec) -> Result<Self, ArrayError> {
         // The rest holds the log, the table, and rows that are left free.
         let slice_bytes = bench.fill_bytes + spec.log_bytes + (32 << 20);
-        let next_drive = Cell::new(0);
+        let drives = RefCell::default();
         let slices: Vec<Slice> =
-            (0..bench.drives).map(|_| new_slice(env, bench.sheet(), &next_drive, slice_bytes)).collect();
+            (0..bench.drives).map(|_| new_slice(env, bench.sheet(), &drives, slice_bytes)).collect();
         let array = new_array(env, spec, slices).await?;
         let volume = Volume::whole(&array);
         let (data, crcs) = stripe_data(&volume);
@@ -100,11 +110,11 @@ impl Bed {
         let stripes = array.layout().stripes(rows);
         assert!(stripes > 0 && stripes <= geometry.stripes, "{stripes} stripes of {}", geometry.stripes);
         let (env, random) = (env.clone(), Cell::new(7));
-        Ok(Self { env, bench, array, volume, stripes, data, crcs, random, next_drive, slice_bytes })
+        Ok(Self { env, bench, array, volume, stripes, data, crcs, random, drives, slice_bytes })
     }
 
     fn blank_slice(&self) -> Slice {
-        new_slice(&self.env, self.bench.sheet(), &self.next_drive, self.slice_bytes)
+        new_slice(&self.env, self.bench.sheet(), &self.drives, self.slice_bytes)
     }
 
     /// A number below a bound.
@@ -196,9 +206,10 @@ impl Bed {
     }
 }
 
-fn new_slice(env: &Env, sheet: Sheet, next_drive: &Cell<u64>, slice_bytes: u64) -> Slice {
-    let number = next_drive.replace(next_drive.get() + 1);
+fn new_slice(env: &Env, sheet: Sheet, drives: &RefCell<Vec<Rc<ModelDrive>>>, slice_bytes: u64) -> Slice {
+    let number = drives.borrow().len() as u64;
     let model = Rc::new(ModelDrive::new(env, sheet, (slice_bytes + 2 * SLICE_AT) as usize));
+    drives.borrow_mut().push(model.clone());
     let handle = online(env, "model", number, model);
     Slice::new(handle, SLICE_AT, slice_bytes)
 }
@@ -287,7 +298,6 @@ pub async fn run_model(env: &Env, bench: ModelBench) -> Result<Vec<Line>, ArrayE
         lines.push(gbps(&name("read of whole stripes"), reads, theory.read(lost)));
         lines.push(kiops(&name("read of 4 KiB"), small_reads, theory.read_small(lost), "drives"));
     }
-    bed.array.stop();
     Ok(lines)
 }
 
@@ -309,31 +319,49 @@ struct Course {
     seconds: f64,
     /// Seconds in which a stripe had no redundancy left.
     critical: f64,
+    before: Latencies,
     beside: Latencies,
 }
 
 impl Bed {
-    /// Reads of 4 KiB, a few at a time, until `is_over`.
-    async fn reads_beside(&self, at_a_time: usize, is_over: &Cell<bool>) -> Result<Latencies, ArrayError> {
+    /// Reads of 4 KiB, a few at a time, until `is_over`. Returns the moments at which they began, and their
+    /// latencies.
+    async fn reads_beside(
+        &self,
+        at_a_time: usize,
+        is_over: &Cell<bool>,
+    ) -> Result<Vec<(Duration, f64)>, ArrayError> {
         let blocks = self.stripes * self.volume.stripe_blocks();
         let one = || async {
             let mut latencies = Vec::new();
             while !is_over.get() {
                 let began = self.env.now();
                 self.volume.read(self.below(blocks), 1, IO).await?;
-                latencies.push((self.env.now() - began).as_secs_f64() * 1e3);
+                latencies.push((began, (self.env.now() - began).as_secs_f64() * 1e3));
             }
             Ok::<_, ArrayError>(latencies)
         };
         let all = futures_util::future::join_all((0..at_a_time).map(|_| one())).await;
-        let all: Vec<Vec<f64>> = all.into_iter().collect::<Result<_, _>>()?;
-        Ok(Latencies(all.concat()))
+        let all: Vec<Vec<_>> = all.into_iter().collect::<Result<_, _>>()?;
+        Ok(all.concat())
     }
 
-    /// Watches a rebuild that has begun, beside so many reads at a time, until no stripe lacks a strip.
-    async fn watch(&self, reads: usize) -> Result<Course, ArrayError> {
-        let (start, is_over) = (self.env.now(), Cell::new(false));
+    /// Lets something be lost after a while, and watches the rebuild, beside so many reads at a time, until
+    /// no stripe lacks a strip.
+    async fn watch(
+        &self,
+        reads: usize,
+        after: Duration,
+        lose: impl AsyncFnOnce() -> Result<(), ArrayError>,
+    ) -> Result<Course, ArrayError> {
+        let is_over = Cell::new(false);
         let watch = async {
+            self.env.sleep(after).await;
+            let start = self.env.now();
+            if let Err(error) = lose().await {
+                is_over.set(true);
+                return Err(error);
+            }
             let (mut critical, mut last) = (0.0, start);
             loop {
                 self.env.sleep(Duration::from_millis(2)).await;
@@ -344,13 +372,17 @@ impl Bed {
                 last = now;
                 if report.redundancy_debt_stripes == 0 {
                     is_over.set(true);
-                    return (critical, (now - start).as_secs_f64());
+                    return Ok((start, critical, (now - start).as_secs_f64()));
                 }
             }
         };
-        let ((critical, seconds), beside) =
-            futures_util::future::join(watch, self.reads_beside(reads, &is_over)).await;
-        Ok(Course { seconds, critical, beside: beside? })
+        let (watched, reads) = futures_util::future::join(watch, self.reads_beside(reads, &is_over)).await;
+        let (start, critical, seconds) = watched?;
+        assert!(critical <= seconds, "critical for {critical} of {seconds} s");
+        let (before, beside): (Vec<_>, Vec<_>) = reads?.into_iter().partition(|(began, _)| *began < start);
+        let latencies =
+            |reads: Vec<(Duration, f64)>| Latencies(reads.into_iter().map(|read| read.1).collect());
+        Ok(Course { seconds, critical, before: latencies(before), beside: latencies(beside) })
     }
 
     /// Bytes of strips, trailers among them, on a member.
@@ -379,45 +411,37 @@ pub async fn run_rebuild(env: &Env, bench: ModelBench) -> Result<Vec<Line>, Arra
             let bed = Bed::new(env, bench, &spec).await?;
             bed.fill().await?;
             bed.array.destage_and_checkpoint().await?;
-            if reads > 0 {
-                let is_over = Cell::new(false);
-                let pause = async {
-                    env.sleep(Duration::from_secs(1)).await;
-                    is_over.set(true);
-                };
-                let (_, before) = futures_util::future::join(pause, bed.reads_beside(reads, &is_over)).await;
-                calm.0.extend(before?.0);
-            }
             let bytes = bed.bytes_on(0);
-            bed.array.fail_member(MemberNo::new(0), "benchmark").await?;
             formula = match bench.spares {
                 Some(_) => bytes * (bench.k as f64 / read + 1.0 / write) / (bench.drives - 1) as f64,
-                None => {
-                    bed.array.replace_member(MemberNo::new(0), bed.blank_slice()).await?;
-                    bytes / write
+                None => bytes / write,
+            };
+            let lose = async || {
+                bed.array.fail_member(MemberNo::new(0), "benchmark").await?;
+                match bench.spares {
+                    Some(_) => Ok(()),
+                    None => bed.array.replace_member(MemberNo::new(0), bed.blank_slice()).await,
                 }
             };
-            let course = bed.watch(reads).await?;
+            let course = bed.watch(reads, BEFORE, lose).await?;
             match reads {
                 0 => alone.push(course.seconds),
                 _ => {
                     beside.push(course.seconds);
+                    calm.0.extend(course.before.0);
                     busy.0.extend(course.beside.0);
                 }
             }
-            bed.array.stop();
         }
         if bench.spares.is_some() && bench.m > 1 {
             let bed = Bed::new(env, bench, &spec).await?;
             bed.fill().await?;
             bed.array.destage_and_checkpoint().await?;
             bed.array.fail_member(MemberNo::new(0), "benchmark").await?;
-            env.sleep(Duration::from_secs_f64(formula * 0.3)).await;
-            bed.array.fail_member(MemberNo::new(1), "benchmark").await?;
-            let course = bed.watch(0).await?;
+            let lose = async || bed.array.fail_member(MemberNo::new(1), "benchmark").await;
+            let course = bed.watch(0, Duration::from_secs_f64(formula * 0.3), lose).await?;
             both.push(course.seconds);
             critical.push(course.critical);
-            bed.array.stop();
         }
     }
     let seconds = |name: &str, runs: Vec<f64>, ceiling: f64, limit| {

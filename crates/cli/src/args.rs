@@ -2,7 +2,7 @@
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use penstock_base::text::{parse_code, parse_size};
-use penstock_node::Level;
+use penstock_node::{Level, RateText, RebuildRate};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -269,6 +269,27 @@ pub enum Pool {
         #[arg(default_value = "main")]
         pool: String,
     },
+    /// Change the settings of a pool; they hold from now on, also after a start
+    Set {
+        /// Name of the pool
+        #[arg(default_value = "main")]
+        pool: String,
+        /// Rate of rebuilds: `auto` follows the latency of clients, `max` takes all it can, and a size as in
+        /// `500M` is the most bytes of strips a second
+        #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+        rebuild_rate: RateText,
+    },
+}
+
+/// Reads a rebuild rate.
+fn parse_rate(text: &str) -> Result<RateText, String> {
+    match text {
+        "auto" | "max" => RateText::try_from(text.to_owned()),
+        size => match parse_size(size) {
+            Ok(bytes @ 1..) => Ok(RateText(RebuildRate::AtMost(bytes))),
+            _ => Err("it is auto, max, or a size above 0 as in 500M".into()),
+        },
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -12,7 +12,7 @@ use penstock_bench::{ArrayBench, ModelBench};
 use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
     ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, PoolReport,
-    ScrubSummary, SessionDetails, StatusReport,
+    PoolSettings, ScrubSummary, SessionDetails, StatusReport,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -197,6 +197,10 @@ fn pool(remote: &Remote, verb: &Pool, json: bool) -> Result<ExitCode> {
         Pool::List => print(json, &remote.get::<Vec<PoolReport>>("/v1/pools")?, |pools| show::pools(pools)),
         Pool::Show { pool } => {
             print(json, &remote.get::<PoolReport>(&format!("/v1/pools/{pool}"))?, show::pool)
+        }
+        Pool::Set { pool, rebuild_rate } => {
+            let body = serde_json::to_value(PoolSettings { rebuild_rate: *rebuild_rate })?;
+            print(json, &remote.post::<PoolReport>(&format!("/v1/pools/{pool}"), &body)?, show::pool)
         }
     }
 }

@@ -4,8 +4,8 @@ use anyhow::Result;
 use penstock_bench::Line;
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, Event, FindingsReport, FsCheckProgress, FsCheckReport, FsReport,
-    JobReport, LatencyReport, PlanReport, PoolReport, ScrubSummary, SessionDetails, SessionReport, Severity,
-    StatusReport,
+    JobReport, LatencyReport, PlanReport, PoolReport, RebuildRate, ScrubSummary, SessionDetails,
+    SessionReport, Severity, StatusReport,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -296,6 +296,12 @@ pub fn pool(pool: &PoolReport) {
         (some, _) => format!("any one of {some} may be lost now"),
     };
     println!("drives    {}, {} online; {may_be_lost}", pool.drives, pool.drives_online);
+    let rate = match pool.settings.rebuild_rate.0 {
+        RebuildRate::Auto => "as fast as the latency of clients allows".to_owned(),
+        RebuildRate::Max => "as fast as they can".to_owned(),
+        RebuildRate::AtMost(bytes) => format!("at most {} a second", size(bytes)),
+    };
+    println!("rebuilds  {rate}");
 }
 
 fn jobs(array: &ArrayReport) -> String {

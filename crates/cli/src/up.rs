@@ -12,8 +12,8 @@ use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
     Arrangement, Backing, DataLayout, DriveSet, Event, EventFiles, EventKind, FileBacking, FileOwnership,
-    ForOthers, Holding, InProcess, Lacking, Level, Node, Plan, ScrubFile, Severity, Start, StoreFile,
-    StoreSpec, create_store, find_drives, look_for_store,
+    ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Node, POOLS_FILE, Plan, SCRUBS_FILE, Severity,
+    Start, StoreFile, StoreSpec, create_store, find_drives, look_for_store,
 };
 use penstock_worker::{Worker, block_on};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -90,7 +90,9 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     node.events().add(Severity::Info, EventKind::Started, "node", text);
     node.keep_events(kept);
     let scrub_period = Duration::from_secs(u64::from(options.scrub_days) * 24 * 3600);
-    node.schedule_scrubs((!scrub_period.is_zero()).then_some(scrub_period), ScrubFile::new(&folder.path));
+    let keeper = KeptFile::new(&folder.path, SCRUBS_FILE);
+    node.schedule_scrubs((!scrub_period.is_zero()).then_some(scrub_period), keeper);
+    node.keep_pool_settings(KeptFile::new(&folder.path, POOLS_FILE));
     node.set_lease(Duration::from_secs(options.lease.into()));
     let client =
         Client::connect(env, InProcess::new(node.clone()), &format!("process {}", std::process::id()))

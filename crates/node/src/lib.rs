@@ -25,12 +25,14 @@ mod fsck;
 mod fullness;
 mod holding;
 mod inspect;
+mod keeper;
 mod latency;
 mod layout;
 mod leases;
 mod level;
 mod node;
 mod plan;
+mod pool_settings;
 mod pools;
 mod report;
 mod reports;
@@ -51,11 +53,13 @@ pub use event_files::{EventFiles, Kept};
 pub use events::Events;
 pub use holding::Holding;
 pub use inspect::{Detail, inspect};
+pub use keeper::{Keeper, KeptFile};
 pub use layout::{StoreSpec, create_store};
 pub use level::Level;
 pub use node::Node;
-pub use penstock_array::Lacking;
+pub use penstock_array::{Lacking, RebuildRate};
 pub use plan::{Arrangement, Plan};
+pub use pool_settings::{POOLS_FILE, PoolSettings, RateText};
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
@@ -63,7 +67,7 @@ pub use report::{
     StatusReport,
 };
 pub use scrub_record::ScrubRecord;
-pub use scrubs::{ScrubFile, ScrubKeeper};
+pub use scrubs::SCRUBS_FILE;
 pub use service::{ForOthers, InProcess};
 pub use start::{Start, find_drives, look_for_store};
 pub use store_file::StoreFile;

@@ -8,9 +8,11 @@ use crate::event::Event;
 use crate::event_files::EventFiles;
 use crate::events::Events;
 use crate::fullness::Warnings;
+use crate::keeper::Keeper;
 use crate::latency::{ServiceLatency, SlowDrives};
-use crate::report::{ScrubSummary, SpaceReport};
-use crate::scrubs::{ScrubKeeper, Scrubs};
+use crate::pool_settings::{AllSettings, PoolSettings};
+use crate::report::{PoolReport, ScrubSummary, SpaceReport};
+use crate::scrubs::Scrubs;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayState};
 use penstock_base::{Env, StoreId};
@@ -41,6 +43,7 @@ pub struct Node {
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
     pub(crate) scrubs: Rc<Scrubs>,
+    pub(crate) settings: AllSettings,
     pub(crate) warnings: Warnings,
     pub(crate) latency: ServiceLatency,
     pub(crate) slow: RefCell<SlowDrives>,
@@ -77,6 +80,7 @@ impl Node {
             meta,
             events,
             scrubs,
+            settings: AllSettings::default(),
             warnings: Warnings::default(),
             latency: ServiceLatency::default(),
             slow: RefCell::default(),
@@ -179,8 +183,25 @@ impl Node {
 
     /// Saves the state of scrubs with `keeper`, and scrubs each array when `period` has passed since its last
     /// scrub; none for never.
-    pub fn schedule_scrubs(&self, period: Option<Duration>, keeper: Rc<dyn ScrubKeeper>) {
+    pub fn schedule_scrubs(&self, period: Option<Duration>, keeper: Rc<dyn Keeper>) {
         self.scrubs.schedule(period, keeper);
+    }
+
+    /// Reads the settings of pools from `keeper`, which saves changes of them.
+    pub fn keep_pool_settings(&self, keeper: Rc<dyn Keeper>) {
+        self.settings.load(keeper, self.arrays());
+    }
+
+    /// Changes the settings of a pool, durably.
+    pub async fn set_pool(&self, name: &str, settings: PoolSettings) -> Result<PoolReport, AdminError> {
+        self.show_pool(name)?;
+        let data = self.arrays().iter().find(|array| array.role() == Role::Data);
+        let pool = data.expect("a pool has an array for data").pool();
+        let saved = self.settings.set(pool, settings, self.arrays()).await;
+        saved.map_err(|why| {
+            AdminError::Refused(format!("the settings hold until the next start, and are not saved: {why}"))
+        })?;
+        self.show_pool(name)
     }
 
     /// Scrubs an array, its labels and the superblocks of its drives, from the beginning and without pauses.

@@ -49,6 +49,7 @@ fn report(node: &Node, data: &Rc<Array>) -> PoolReport {
         free_bytes: space.free_blocks * BLOCK,
         redundancy_debt_stripes: reports.iter().map(|report| report.redundancy_debt_stripes).sum(),
         is_counted: reports.iter().all(|report| report.is_counted),
+        settings: node.settings.of(data.pool()),
         arrays: names.into_iter().collect(),
     }
 }

@@ -3,6 +3,7 @@
 //! Keys are snake_case and end in their unit.
 #![allow(missing_docs)]
 
+use crate::pool_settings::PoolSettings;
 use crate::scrub_record::ScrubRecord;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -206,6 +207,7 @@ pub struct PoolReport {
     pub redundancy_debt_stripes: u64,
     /// False while stripes are counted. Those that are not yet count as lacking strips.
     pub is_counted: bool,
+    pub settings: PoolSettings,
     pub arrays: Vec<String>,
 }
 
@@ -295,6 +297,8 @@ pub struct FsReport {
     pub group_reads: u64,
     /// All written stripes that hold nothing since the last start are found.
     pub swept: bool,
+    /// Allocation groups in which nothing is allocated until a repair: marks of used blocks may be lost.
+    pub suspect_groups: u64,
     /// Progress of a running check or repair.
     pub check: Option<FsCheckProgress>,
 }

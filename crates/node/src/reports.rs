@@ -126,6 +126,7 @@ impl Node {
             commits: counts.commits,
             group_reads: counts.group_reads,
             swept: self.target.is_swept(),
+            suspect_groups: self.target.suspect_groups(),
             check: self.check_progress(),
         }
     }
@@ -205,6 +206,12 @@ impl Node {
             reasons.push(format!("array {} is {}: {why}", array.name, array.state));
         }
         reasons.extend(self.damage.reasons(self.unreadable(Role::Metadata).len()));
+        if let groups @ 1.. = self.target.suspect_groups() {
+            reasons.push(format!(
+                "marks of used blocks may be lost in {groups} groups: nothing is written to what is free there \
+                 until `penstock fs check --repair`"
+            ));
+        }
         reasons.extend(self.failure().map(|why| format!("the store has stopped: {why}; start it again")));
         let health = match self.failure() {
             Some(_) => "failed".to_owned(),

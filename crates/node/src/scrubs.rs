@@ -12,23 +12,21 @@ use crate::drive_set::DriveSet;
 use crate::error::AdminError;
 use crate::event::{EventKind, Severity, array_object, drive_object};
 use crate::events::Events;
+use crate::keeper::Keeper;
 use crate::report::ScrubSummary;
 use crate::scrub_record::ScrubRecord;
-use crate::store_file::replace_file;
 use penstock_array::{Array, ArrayError, Pace, ScrubProgress, ScrubReport};
-use penstock_base::{ArrayId, Env, KeyedLocks, LocalBoxFuture};
+use penstock_base::{ArrayId, Env, KeyedLocks};
 use penstock_drive::copies::Scrubbed;
-use penstock_worker::blocking;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-const NAME: &str = "scrubs.json";
+/// Name of the file with the records in the store's folder.
+pub const SCRUBS_FILE: &str = "scrubs.json";
 /// Interval between checks for scrubs that are due.
 const ASK: Duration = Duration::from_secs(60);
 /// Interval at which the member of a running scrub is saved.
@@ -50,52 +48,6 @@ struct Contents {
     arrays: BTreeMap<String, OfArray>,
 }
 
-/// Storage for the records of scrubs.
-pub trait ScrubKeeper {
-    /// Reads the saved bytes; none if nothing was saved.
-    fn load(&self) -> Result<Option<Vec<u8>>, String>;
-    /// Replaces the saved bytes, durably.
-    fn save(&self, bytes: Vec<u8>) -> LocalBoxFuture<'_, Result<(), String>>;
-}
-
-/// The file `scrubs.json` in the store's folder.
-pub struct ScrubFile {
-    path: PathBuf,
-    next: Cell<u64>,
-    /// Number of the newest write: a write that a later one has overtaken is skipped.
-    written: Arc<Mutex<u64>>,
-}
-
-impl ScrubFile {
-    /// Makes the handle of the file in `dir`; reads nothing.
-    pub fn new(dir: &Path) -> Rc<Self> {
-        Rc::new(Self { path: dir.join(NAME), next: Cell::new(1), written: Arc::default() })
-    }
-}
-
-impl ScrubKeeper for ScrubFile {
-    fn load(&self) -> Result<Option<Vec<u8>>, String> {
-        match std::fs::read(&self.path) {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(format!("{}: {error}", self.path.display())),
-        }
-    }
-
-    fn save(&self, bytes: Vec<u8>) -> LocalBoxFuture<'_, Result<(), String>> {
-        let (path, written, number) = (self.path.clone(), self.written.clone(), self.next.get());
-        self.next.set(number + 1);
-        Box::pin(blocking(move || {
-            let mut newest = written.lock().unwrap_or_else(PoisonError::into_inner);
-            if *newest > number {
-                return Ok(());
-            }
-            *newest = number;
-            replace_file(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))
-        }))
-    }
-}
-
 /// The scrubs of a store's arrays.
 pub(crate) struct Scrubs {
     env: Env,
@@ -107,7 +59,7 @@ pub(crate) struct Scrubs {
     one: KeyedLocks<ArrayId>,
     /// Arrays with a running scrub that was scheduled, not requested.
     scheduled: RefCell<BTreeSet<ArrayId>>,
-    keeper: RefCell<Option<Rc<dyn ScrubKeeper>>>,
+    keeper: RefCell<Option<Rc<dyn Keeper>>>,
     period: Cell<Option<Duration>>,
     failing: Cell<bool>,
 }
@@ -209,7 +161,7 @@ impl Scrubs {
 
     /// Saves the state of scrubs with `keeper`, and scrubs each array when `period` has passed since its last
     /// scrub; none for never.
-    pub(crate) fn schedule(self: &Rc<Self>, period: Option<Duration>, keeper: Rc<dyn ScrubKeeper>) {
+    pub(crate) fn schedule(self: &Rc<Self>, period: Option<Duration>, keeper: Rc<dyn Keeper>) {
         let loaded = keeper.load().and_then(|bytes| bytes.map_or(Ok(()), |bytes| self.load(&bytes)));
         if let Err(why) = loaded {
             tracing::warn!(why, "past scrubs are unknown: scrubs are due by the age of the store");

@@ -4,24 +4,14 @@
 //! for drives.
 
 use crate::drive_set::DriveSet;
+use crate::keeper::replace_file;
 use penstock_array::format::descriptor::Role;
 use penstock_base::{DriveId, StoreId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
 
 const NAME: &str = "store.json";
-
-/// Replaces a file as a whole: after a power cut it is the old one or the new one.
-pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let beside = path.with_extension("new");
-    let mut file = std::fs::File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&beside, path)?;
-    std::fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
-}
 
 /// Contents of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

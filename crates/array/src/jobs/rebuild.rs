@@ -14,12 +14,14 @@
 //! Invariant: a strip is recorded as valid at a place only after a flush of its member in the life in which
 //! it was written there, and after it was read back.
 
+use super::rate::{Bounds, REST, Rate, RebuildRate};
 use super::{JobProgress, MOST_PAUSE, RETRY};
 use crate::context::Context;
 use crate::durability::Durability;
 use crate::error::ArrayError;
 use crate::events::ArrayEvent;
 use crate::format::record::Entry;
+use crate::geometry::Geometry;
 use crate::log::space::LogSpace;
 use crate::members::{Life, Members, WhenSuspended};
 use crate::moves::Moves;
@@ -36,35 +38,33 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use penstock_base::env::timeout;
+use penstock_base::num::to_usize;
 use penstock_base::rank::scoped;
-use penstock_base::{Stripe, Version};
+use penstock_base::{BLOCK_BYTES, Stripe, Version};
 use penstock_drive::Io;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 const IO: Io = Site::RebuildStrip.io();
 const WRITE: StripWrite = StripWrite::new(Site::RebuildStrip, Site::RebuildStrip, WhenSuspended::Fail);
-/// Time without other I/O after which the rebuild counts as alone.
-const CALM: Duration = Duration::from_millis(100);
 /// Time before lost strips without a place look for one again: others may have been freed.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// Most bytes of data of the stripes that are rebuilt at the same time.
-const MOST_BYTES: u64 = 128 << 20;
-
-/// The size of the job's steps.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Steps {
-    /// Stripes rebuilt between two flushes.
-    stripes: usize,
-    /// Batches in flight: some read while others write and verify.
-    batches: usize,
-}
-
-const ALONE: Steps = Steps { stripes: 4, batches: 4 };
-/// Beside other I/O, which waits for a stripe as long as its batch takes.
-const BESIDE: Steps = Steps { stripes: 2, batches: 1 };
+/// Bytes of the stripes that are read at the same time, for each member, and their bounds. As much may be
+/// taken by the strips that were made of others and are not recorded yet.
+const BYTES_OF_A_MEMBER: u64 = 8 << 20;
+const BYTES: RangeInclusive<u64> = 64 << 20..=256 << 20;
+/// Most stripes that are read at the same time.
+const READ: usize = 256;
+/// Stripes rebuilt between two flushes.
+const BATCH: usize = 4;
+/// Stripes that are worked on for one that is read: others are written, flushed, read back and recorded.
+const WORKED_ON: usize = 3;
+/// Most stripes that are worked on, as a part of the blocks of the log: the record of each takes one at most.
+const PART_OF_LOG: u64 = 32;
 
 /// The strips that a pass over the stripes makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +73,16 @@ enum Pass {
     Lacking(usize),
     /// Those in spare places whose own members take I/O.
     Back,
+}
+
+impl Pass {
+    /// Strips of a stripe that it makes, about.
+    fn strips(self) -> usize {
+        match self {
+            Self::Lacking(lacking) => lacking,
+            Self::Back => 1,
+        }
+    }
 }
 
 /// A strip that was written and is not recorded yet.
@@ -115,7 +125,6 @@ struct Tally {
 }
 
 /// The progress of the rebuild.
-#[derive(Default)]
 pub(crate) struct RebuildState {
     progress: Cell<Option<JobProgress>>,
     /// Strips that are left on these lost members have no place to go. They look for one again at this time,
@@ -123,6 +132,37 @@ pub(crate) struct RebuildState {
     stuck: Cell<Option<(Duration, MemberSet)>>,
     /// Members in the present round.
     tally: RefCell<BTreeMap<MemberNo, Tally>>,
+    rate: RefCell<Rate>,
+    /// Stripes that may be read at the same time.
+    reading: Semaphore,
+}
+
+impl RebuildState {
+    pub(crate) fn new(geo: &Geometry) -> Self {
+        Self {
+            progress: Cell::default(),
+            stuck: Cell::default(),
+            tally: RefCell::default(),
+            rate: RefCell::default(),
+            reading: Semaphore::new(read_at_a_time(geo)),
+        }
+    }
+}
+
+/// Stripes that may be read at the same time.
+fn read_at_a_time(geo: &Geometry) -> usize {
+    let bytes = (geo.members as u64 * BYTES_OF_A_MEMBER).clamp(*BYTES.start(), *BYTES.end());
+    to_usize(bytes / (geo.k as u64 * geo.strip_bytes() as u64)).clamp(BATCH, READ)
+}
+
+/// Stripes that may be worked on at the same time, each of which lacks so many strips.
+fn work_at_a_time(geo: &Geometry, lacking: usize) -> usize {
+    assert!(lacking > 0, "something is made");
+    let read = read_at_a_time(geo);
+    // Those that are not read take memory for the strips that were made.
+    let all = (read * (WORKED_ON - 1)).min(read * geo.k / lacking) + read;
+    let log = geo.log();
+    all.min(to_usize((log.end - log.start) / BLOCK_BYTES as u64 / PART_OF_LOG)).max(BATCH)
 }
 
 /// The rebuild of one array's members.
@@ -141,6 +181,16 @@ impl Rebuild {
     /// The progress of the rebuild that is running.
     pub(crate) fn progress(&self) -> Option<JobProgress> {
         self.state.progress.get()
+    }
+
+    /// The rule by which it goes on.
+    pub(crate) fn rule(&self) -> RebuildRate {
+        self.state.rate.borrow().rule()
+    }
+
+    /// Sets the rule by which it goes on.
+    pub(crate) fn set_rule(&self, rule: RebuildRate) {
+        self.state.rate.borrow_mut().set_rule(rule);
     }
 
     /// Rebuilds until the array is closed.
@@ -335,12 +385,12 @@ impl Rebuild {
         begin: &mut Stripe,
         progress: &mut JobProgress,
     ) -> Result<bool, ArrayError> {
-        let (env, latency) = (&self.context.env, &self.context.latency);
+        let env = &self.context.env;
         let mut from = std::mem::take(begin);
-        let (mut served, mut disturbed) = (latency.served(), None);
+        let bounds = self.bounds(pass);
         // Each batch runs to its end, whatever becomes of the others: batches hold locks of stripes.
         let mut running = FuturesUnordered::new();
-        let (mut result, mut is_over) = (Ok(()), false);
+        let (mut result, mut is_over, mut working) = (Ok(()), false, 0);
         let endangered = self.more_endangered(pass);
         let mut above = false;
         loop {
@@ -349,13 +399,28 @@ impl Rebuild {
             }
             // While stripes are counted anew nobody knows.
             above |= !self.stripes.is_counted() || self.more_endangered(pass) > endangered;
-            if latency.served() != served {
-                (served, disturbed) = (latency.served(), Some(env.now()));
+            let step = {
+                let mut rate = self.state.rate.borrow_mut();
+                rate.look(env.now(), &self.context.latency, working, bounds)
+            };
+            let stripes = step.stripes.clamp(1, BATCH);
+            let mut may_begin = result.is_ok() && !is_over && !above;
+            if step.stripes == 0 && may_begin {
+                if working == 0 {
+                    env.sleep(REST).await;
+                    continue;
+                }
+                may_begin = false;
             }
-            let is_beside = disturbed.is_some_and(|at| env.now().saturating_sub(at) < CALM);
-            let steps = self.steps(pass, is_beside);
-            while running.len() < steps.batches && result.is_ok() && !is_over && !above {
-                let found = match self.find(pass, from, steps.stripes).await {
+            while may_begin && (working == 0 || working + stripes <= step.stripes) {
+                let wait = self.state.rate.borrow().wait(env.now());
+                if !wait.is_zero() {
+                    if working == 0 {
+                        env.sleep(wait.min(MOST_PAUSE)).await;
+                    }
+                    break;
+                }
+                let found = match self.find(pass, from, stripes).await {
                     Ok(found) => found,
                     Err(error) => {
                         result = Err(error);
@@ -367,20 +432,29 @@ impl Rebuild {
                     break;
                 };
                 from = last.next();
+                working += found.len();
+                let made = (found.len() * pass.strips()) as u64 * self.context.geo.strip_bytes() as u64;
+                self.state.rate.borrow_mut().begun(env.now(), made);
+                may_begin = !self.context.is_closed();
                 running.push(scoped(async move {
                     let began = env.now();
                     let done = self.batch(pass, &found).await;
-                    (done, found.len() as u64, env.now().saturating_sub(began))
+                    (done, found.len(), env.now().saturating_sub(began))
                 }));
             }
             let Some((done, of, took)) = running.next().await else {
+                if result.is_ok() && !is_over && !above {
+                    continue;
+                }
                 if matches!(result, Err(ArrayError::Suspended(_))) {
                     *begin = from;
                 }
                 return result.map(|()| above);
             };
+            working -= of;
             match done {
                 Ok(done) => {
+                    let of = of as u64;
                     assert!(done <= of, "{done} of {of} stripes");
                     progress.done_stripes += done;
                     progress.failed_stripes += of - done;
@@ -388,27 +462,20 @@ impl Rebuild {
                 }
                 Err(error) => result = result.and(Err(error)),
             }
-            if is_beside && running.is_empty() && result.is_ok() && !self.is_critical(pass) {
-                // Other I/O waits for the same drives: it gets them for as long.
-                env.sleep(took.min(MOST_PAUSE)).await;
+            if step.rest > 0.0 && running.is_empty() && result.is_ok() {
+                // It works for a share of the time.
+                env.sleep(took.mul_f64(step.rest).min(MOST_PAUSE)).await;
             }
         }
     }
 
-    /// True if one more loss would lose data.
-    fn is_critical(&self, pass: Pass) -> bool {
-        matches!(pass, Pass::Lacking(lacking) if lacking >= self.context.geo.m && self.context.geo.m > 1)
-    }
-
-    fn steps(&self, pass: Pass, is_beside: bool) -> Steps {
-        if is_beside && !self.is_critical(pass) {
-            return BESIDE;
-        }
+    fn bounds(&self, pass: Pass) -> Bounds {
         let geo = &self.context.geo;
-        let stripe_bytes = geo.k as u64 * geo.strip_bytes() as u64;
-        let most = usize::try_from(MOST_BYTES / (ALONE.stripes as u64 * stripe_bytes)).unwrap_or(1);
-        let groups = geo.members / geo.strips();
-        Steps { batches: (ALONE.batches * groups).min(most.max(ALONE.batches)), ..ALONE }
+        let danger = match pass {
+            Pass::Lacking(lacking) => (lacking as f64 / geo.m as f64).min(1.0),
+            Pass::Back => 0.0,
+        };
+        Bounds { most: work_at_a_time(geo, pass.strips()), danger }
     }
 
     /// The number of stripes that lack more strips than those of a pass.
@@ -548,6 +615,7 @@ impl Rebuild {
         let io = IO.at("rebuild.read");
         let distinct: Positions = positions.iter().copied().collect();
         assert_eq!(distinct.len(), targets.len(), "a strip is made once");
+        let reading = self.state.reading.acquire().await.expect("it is never closed");
         let parts = match pass {
             Pass::Lacking(_) => self.strips.recover(stripe, &positions, &all, Found::default(), io).await?,
             Pass::Back => {
@@ -555,6 +623,7 @@ impl Rebuild {
                 join_all(positions.iter().map(read)).await.into_iter().collect::<Result<_, _>>()?
             }
         };
+        drop(reading);
         assert_eq!(parts.len(), positions.len(), "every strip was made");
         let version = self.stripes.versions.next().await?;
         let mut lives = Vec::new();

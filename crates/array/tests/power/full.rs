@@ -323,7 +323,7 @@ fn a_rebuild_passes_over_what_its_host_has_no_room_for() {
     life(&site, 2, &[5], without).unwrap();
     site.disks[5].set_full(true);
     let rebuild = async |machine: &Machine| {
-        assert_eq!(stale_strips(machine)[5], 28);
+        assert!(stale_strips(machine)[5] > 20, "some are to be rebuilt");
         machine.env.sleep(Duration::from_secs(1200)).await;
         assert_eq!(stale_strips(machine)[5], 20);
         site.disks[5].set_full(false);

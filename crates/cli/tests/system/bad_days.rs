@@ -245,6 +245,10 @@ fn levels_are_planned_without_a_store_and_made_as_planned() {
     assert!(store.ok(&["pool", "show", "main"]).contains("any one of them may be lost now"));
     let unknown = store.run(&["pool", "show", "other"]);
     refused(&unknown, &["no pool other", "pool list"]);
+    let set = store.json(&["pool", "set", "--rebuild-rate", "500M"]);
+    assert_eq!(set["settings"]["rebuild_rate"], "524288000");
+    refused(&store.run(&["pool", "set", "--rebuild-rate", "fast"]), &["auto, max, or a size"]);
+    refused(&store.run(&["pool", "set", "other", "--rebuild-rate", "max"]), &["no pool other"]);
     store.down();
     for (words, why) in [
         (["--level", "6"], "level 6 on its drives is 2+2"),
@@ -255,6 +259,8 @@ fn levels_are_planned_without_a_store_and_made_as_planned() {
     }
     // The same options again, as a service manager gives them at each start.
     assert!(store.up_output(&level).status.success());
+    assert!(store.ok(&["pool", "show"]).contains("at most 500.0 MiB a second"), "the start keeps it");
+    store.ok(&["pool", "set", "--rebuild-rate", "max"]);
     let members = store.json(&["array", "show", "data"])["members"].clone();
     for member in [0, 2] {
         store.ok(&["drive", "fail", members[member]["drive"].as_str().unwrap()]);

@@ -3,7 +3,7 @@
 use crate::machine::{Machine, Site};
 use crate::model::Model;
 use penstock_base::LocalBoxFuture;
-use penstock_node::{EventKind, ScrubKeeper};
+use penstock_node::{EventKind, Keeper};
 use penstock_sim::World;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ const PERIOD: Duration = Duration::from_secs(1800);
 #[derive(Clone, Default)]
 struct Kept(Rc<RefCell<Option<Vec<u8>>>>);
 
-impl ScrubKeeper for Kept {
+impl Keeper for Kept {
     fn load(&self) -> Result<Option<Vec<u8>>, String> {
         Ok(self.0.borrow().clone())
     }

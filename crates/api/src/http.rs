@@ -484,9 +484,9 @@ async fn pool(State(api): State<Api>, UrlPath(name): UrlPath<String>) -> Answer<
 async fn pool_set(
     State(api): State<Api>,
     UrlPath(name): UrlPath<String>,
-    Json(settings): Json<penstock_node::PoolSettings>,
+    Json(change): Json<penstock_node::PoolChange>,
 ) -> Answer<penstock_node::PoolReport> {
-    let set = move |instance: Rc<Instance>| async move { instance.node().set_pool(&name, settings).await };
+    let set = move |instance: Rc<Instance>| async move { instance.node().set_pool(&name, change).await };
     api.on_worker(set).await.map(Json)
 }
 

@@ -347,6 +347,8 @@ impl Allocator {
     /// Discards one run of idle stripes: any with [`Discard::InTable`], else only rested ones. Returns the
     /// number of stripes available or discarded; 0 if none may be discarded.
     async fn discard_some(&self, how: Discard) -> Result<u64, ChunkError> {
+        // A stripe without a bit may have blocks of a file.
+        self.compare().await?;
         let _one = self.discarding.lock().await;
         let found = self.idle.borrow().reusable_count();
         if how == Discard::InTable && found > 0 {
@@ -359,7 +361,7 @@ impl Allocator {
         self.space.borrow_mut().set_discarding(count * per_stripe);
         let result = self.volume.discard(first, count, how).await;
         self.space.borrow_mut().set_discarding(0);
-        self.space.borrow_mut().free((first * per_stripe, count * per_stripe));
+        self.space.borrow_mut().free_discarded((first * per_stripe, count * per_stripe));
         let mut idle = self.idle.borrow_mut();
         let left = match result {
             Ok(left) => left,

@@ -407,6 +407,17 @@ impl Space {
         stripes.filter(|stripe| self.is_empty(*stripe)).collect()
     }
 
+    /// Frees a run that a discard had taken. In a group that has become suspect it counts as used, like all
+    /// that was free there.
+    pub(crate) fn free_discarded(&mut self, run: Run) {
+        for (group, (at, count)) in self.groups.parts(run).collect::<Vec<_>>() {
+            match self.is_suspect(group) {
+                true => self.change(group, |group| group.hide((at, count))),
+                false => drop(self.free((self.groups.range(group).start + at, count))),
+            }
+        }
+    }
+
     /// Blocks freed so far.
     pub(crate) fn freed(&self) -> u64 {
         self.freed
@@ -509,13 +520,13 @@ impl Space {
         self.used_blocks
     }
 
-    /// The first free block of a run in a group in memory.
-    pub(crate) fn free_in(&self, (start, count): Run) -> Option<u64> {
+    /// The free blocks of a run in a group in memory.
+    pub(crate) fn free_in(&self, (start, count): Run) -> Vec<u64> {
         let is_free = |block: &u64| {
             let group = self.groups.of_block(*block);
             !self.group(group).is_used(*block - self.groups.range(group).start)
         };
-        (start..start + count).find(is_free)
+        (start..start + count).filter(is_free).collect()
     }
 
     /// The number of groups some of whose bits may be lost.

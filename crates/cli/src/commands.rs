@@ -11,8 +11,8 @@ use penstock_bench::model::Sheet;
 use penstock_bench::{ArrayBench, ModelBench};
 use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
-    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, PoolReport,
-    PoolSettings, ScrubSummary, SessionDetails, StatusReport,
+    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, PoolChange,
+    PoolReport, ScrubSummary, SessionDetails, StatusReport,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -199,7 +199,7 @@ fn pool(remote: &Remote, verb: &Pool, json: bool) -> Result<ExitCode> {
             print(json, &remote.get::<PoolReport>(&format!("/v1/pools/{pool}"))?, show::pool)
         }
         Pool::Set { pool, rebuild_rate } => {
-            let body = serde_json::to_value(PoolSettings { rebuild_rate: *rebuild_rate })?;
+            let body = serde_json::to_value(PoolChange { rebuild_rate: Some(*rebuild_rate) })?;
             print(json, &remote.post::<PoolReport>(&format!("/v1/pools/{pool}"), &body)?, show::pool)
         }
     }

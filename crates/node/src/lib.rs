@@ -59,7 +59,7 @@ pub use level::Level;
 pub use node::Node;
 pub use penstock_array::{Lacking, RebuildRate};
 pub use plan::{Arrangement, Plan};
-pub use pool_settings::{POOLS_FILE, PoolSettings, RateText};
+pub use pool_settings::{POOLS_FILE, PoolChange, PoolSettings, RateText};
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,

@@ -10,7 +10,7 @@ use crate::events::Events;
 use crate::fullness::Warnings;
 use crate::keeper::Keeper;
 use crate::latency::{ServiceLatency, SlowDrives};
-use crate::pool_settings::{AllSettings, PoolSettings};
+use crate::pool_settings::{AllSettings, PoolChange};
 use crate::report::{PoolReport, ScrubSummary, SpaceReport};
 use crate::scrubs::Scrubs;
 use penstock_array::format::descriptor::Role;
@@ -193,11 +193,14 @@ impl Node {
     }
 
     /// Changes the settings of a pool, durably.
-    pub async fn set_pool(&self, name: &str, settings: PoolSettings) -> Result<PoolReport, AdminError> {
+    pub async fn set_pool(&self, name: &str, change: PoolChange) -> Result<PoolReport, AdminError> {
         self.show_pool(name)?;
+        if change == PoolChange::default() {
+            return Err(AdminError::Refused("no setting is given".into()));
+        }
         let data = self.arrays().iter().find(|array| array.role() == Role::Data);
         let pool = data.expect("a pool has an array for data").pool();
-        let saved = self.settings.set(pool, settings, self.arrays()).await;
+        let saved = self.settings.change(pool, change, self.arrays()).await;
         saved.map_err(|why| {
             AdminError::Refused(format!("the settings hold until the next start, and are not saved: {why}"))
         })?;

@@ -23,6 +23,14 @@ pub struct PoolSettings {
     pub rebuild_rate: RateText,
 }
 
+/// A change of the settings of a pool: of the fields that are given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolChange {
+    /// The rule of rebuilds.
+    pub rebuild_rate: Option<RateText>,
+}
+
 /// A rebuild rate as text: `auto`, `max`, or bytes a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -64,6 +72,8 @@ struct Contents {
 pub(crate) struct AllSettings {
     pools: RefCell<BTreeMap<String, PoolSettings>>,
     keeper: RefCell<Option<Rc<dyn Keeper>>>,
+    /// Why the saved ones could not be read. They are not written over.
+    unread: RefCell<Option<String>>,
 }
 
 fn decode(bytes: &[u8]) -> Result<BTreeMap<String, PoolSettings>, String> {
@@ -81,6 +91,7 @@ impl AllSettings {
         match loaded {
             Ok(pools) => *self.pools.borrow_mut() = pools,
             Err(why) => {
+                *self.unread.borrow_mut() = Some(why.clone());
                 tracing::warn!(why, "settings of pools cannot be read; each pool has those of a new one")
             }
         }
@@ -99,14 +110,21 @@ impl AllSettings {
 
     /// Changes the settings of a pool, and applies them to its arrays among these. Durable when this returns;
     /// if they cannot be saved they hold until the next start, and the reason is returned.
-    pub(crate) async fn set(
+    pub(crate) async fn change(
         &self,
         pool: PoolId,
-        settings: PoolSettings,
+        PoolChange { rebuild_rate }: PoolChange,
         arrays: &[Rc<Array>],
     ) -> Result<(), String> {
+        let mut settings = self.of(pool);
+        if let Some(rate) = rebuild_rate {
+            settings.rebuild_rate = rate;
+        }
         self.pools.borrow_mut().insert(pool.to_string(), settings);
         arrays.iter().filter(|array| array.pool() == pool).for_each(|array| self.apply(array));
+        if let Some(why) = &*self.unread.borrow() {
+            return Err(format!("the saved ones cannot be read ({why}), and are not written over"));
+        }
         let contents = Contents { format: FORMAT, pools: self.pools.borrow().clone() };
         let bytes = serde_json::to_vec_pretty(&contents).map_err(|error| error.to_string())?;
         let keeper = self.keeper.borrow().clone();

@@ -212,6 +212,11 @@ impl Node {
                  until `penstock fs check --repair`"
             ));
         }
+        if !self.target.is_compared() {
+            reasons.push(
+                "writes wait until all blocks of files are looked up: some may be marked as free".to_owned(),
+            );
+        }
         reasons.extend(self.failure().map(|why| format!("the store has stopped: {why}; start it again")));
         let health = match self.failure() {
             Some(_) => "failed".to_owned(),

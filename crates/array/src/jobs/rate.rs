@@ -200,10 +200,11 @@ impl Rate {
             return;
         }
         let waits = running > 0 && self.slot.done(&served) == 0;
+        let load = self.slot.load(now, &served);
         let has_clients = match took > 10 * SLOT {
-            // Nobody looked for long: nothing was rebuilt.
-            true => running > 0,
-            false => waits || self.slot.load(now, &served) > LOAD,
+            // Nobody looked for long: it rested, or nothing was rebuilt.
+            true => running > 0 || load > LOAD,
+            false => waits || load > LOAD,
         };
         let begin = Interval { began: now, before: served, skipped: 0 };
         self.slot = begin;
@@ -255,19 +256,21 @@ impl Rate {
         self.interval = begin(running);
     }
 
-    /// The window after an interval with these reads and writes.
-    fn next_window(&self, all: [(u64, f64); CLIENT_KINDS], bounds: Bounds) -> f64 {
+    /// The window after an interval with these reads and writes. The latency of a kind that was not seen
+    /// while the rebuild rested counts as calm from now on: it is not to rise further.
+    fn next_window(&mut self, all: [(u64, f64); CLIENT_KINDS], bounds: Bounds) -> f64 {
         let (mut seconds, mut calm_seconds) = (0.0, 0.0);
-        for ((count, took), calm) in all.into_iter().zip(self.calm) {
-            if let Some(calm) = calm {
-                seconds += took;
-                calm_seconds += calm * count as f64;
-            }
+        for ((count, took), calm) in all.into_iter().zip(&mut self.calm).filter(|((count, _), _)| *count > 0)
+        {
+            seconds += took;
+            calm_seconds += *calm.get_or_insert(took / count as f64) * count as f64;
         }
         let factor = match seconds / calm_seconds {
             excess if excess > MOST_EXCESS => 0.7,
             excess if excess > LITTLE_EXCESS => 1.25,
-            _ => 2.0,
+            excess if excess <= LITTLE_EXCESS => 2.0,
+            // Nothing was done, and nothing is known.
+            _ => 1.0,
         };
         (self.window * factor).clamp(bounds.floor(), bounds.most())
     }
@@ -407,6 +410,32 @@ mod tests {
             let mean = scene.pass(Duration::from_secs(1), BOUNDS, 0);
             assert!(mean > LEAST_STRIPES, "{mean}");
         }
+    }
+
+    /// A client works with one operation at a time, and none is under way when the rebuild looks.
+    #[test]
+    fn its_own_rest_is_not_taken_for_a_calm() {
+        let mut scene = Scene::new(0.1);
+        scene.pass(SECONDS, BOUNDS, 4);
+        for _ in 0..5 {
+            (0..200).for_each(|_| scene.latency.read.record(Duration::from_millis(5)));
+            scene.now += 20 * SLOT;
+            let window = scene.rate.window(scene.now, &scene.latency, 0, BOUNDS);
+            assert!(window < 1.0, "{window}");
+        }
+    }
+
+    /// Reads are so many that no write ends while the rebuild rests.
+    #[test]
+    fn what_was_not_seen_while_it_rested_does_not_rise_either() {
+        let mut rate = Rate { calm: [Some(0.001), None, None], window: 8.0, ..Rate::default() };
+        let of = |write: f64| [(100, 0.1), (10, 10.0 * write), (0, 0.0)];
+        rate.window = rate.next_window(of(0.02), BOUNDS);
+        assert_eq!(rate.window, 16.0);
+        rate.window = rate.next_window(of(0.06), BOUNDS);
+        assert!(rate.window < 16.0, "{}", rate.window);
+        let unknown = Rate { window: 8.0, ..Rate::default() }.next_window([(0, 0.0); 3], BOUNDS);
+        assert_eq!(unknown, 8.0);
     }
 
     #[test]

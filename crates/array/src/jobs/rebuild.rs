@@ -35,7 +35,7 @@ use crate::stripes::promises::Target;
 use crate::stripes::table::StripeTable;
 use crate::strips::{Found, Part, StripWrite, Strips};
 use futures_util::StreamExt;
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use futures_util::stream::FuturesUnordered;
 use penstock_base::env::timeout;
 use penstock_base::num::to_usize;
@@ -390,7 +390,7 @@ impl Rebuild {
         let bounds = self.bounds(pass);
         // Each batch runs to its end, whatever becomes of the others: batches hold locks of stripes.
         let mut running = FuturesUnordered::new();
-        let (mut result, mut is_over, mut working) = (Ok(()), false, 0);
+        let (mut result, mut is_over, mut working, mut ended) = (Ok(()), false, 0, Vec::new());
         let endangered = self.more_endangered(pass);
         let mut above = false;
         loop {
@@ -420,7 +420,18 @@ impl Rebuild {
                     }
                     break;
                 }
-                let found = match self.find(pass, from, stripes).await {
+                // Batches hold what others wait for, and go on meanwhile.
+                let mut find = std::pin::pin!(self.find(pass, from, stripes));
+                let found = loop {
+                    if running.is_empty() {
+                        break find.await;
+                    }
+                    match select(find.as_mut(), running.next()).await {
+                        Either::Left((found, _)) => break found,
+                        Either::Right((batch, _)) => ended.extend(batch),
+                    }
+                };
+                let found = match found {
                     Ok(found) => found,
                     Err(error) => {
                         result = Err(error);
@@ -442,7 +453,11 @@ impl Rebuild {
                     (done, found.len(), env.now().saturating_sub(began))
                 }));
             }
-            let Some((done, of, took)) = running.next().await else {
+            let batch = match ended.pop() {
+                Some(batch) => Some(batch),
+                None => running.next().await,
+            };
+            let Some((done, of, took)) = batch else {
                 if result.is_ok() && !is_over && !above {
                     continue;
                 }
@@ -462,7 +477,7 @@ impl Rebuild {
                 }
                 Err(error) => result = result.and(Err(error)),
             }
-            if step.rest > 0.0 && running.is_empty() && result.is_ok() {
+            if step.rest > 0.0 && working == 0 && result.is_ok() {
                 // It works for a share of the time.
                 env.sleep(took.mul_f64(step.rest).min(MOST_PAUSE)).await;
             }

@@ -2,7 +2,8 @@
 //!
 //! Then bits and counts of some blocks are lost together, so that no group disagrees with its counts, and
 //! preallocated blocks are in no written stripe that the sweep would find. The groups of blocks that a file
-//! owns and no bit marks are suspect. Nothing is allocated before it is over.
+//! owns and no bit marks are suspect. Nothing is allocated or discarded before it is over. The same is done
+//! at each start that finds a suspect group, which counts as full and would hide what others lack.
 //!
 //! Files go on to change. A block becomes free in memory only after the row that gave it up is durable. So if
 //! a block is free, and a row that is read later owns it, its bit is lost.
@@ -18,6 +19,11 @@ impl Allocator {
     /// Files have more blocks than are counted as used.
     pub(crate) fn must_compare(&self) {
         self.is_compared.set(false);
+    }
+
+    /// True if no comparison must be made, or it is over.
+    pub(crate) fn is_compared(&self) -> bool {
+        self.is_compared.get()
     }
 
     /// Compares, if that must be done and is not over. After an error it may be called again.
@@ -56,11 +62,14 @@ impl Allocator {
             self.load(group).await?;
             let first = self.space().groups().range(group).start + at;
             let free = self.space().free_in((first, count));
-            let Some(block) = free else { continue };
+            if free.is_empty() {
+                continue;
+            }
             let row = self.kv.get(key.to_vec()).await?;
             let runs = row.map(|row| self.runs_of(key, &row)).unwrap_or_default();
-            let is_owned = runs.iter().any(|(start, count)| (*start..start + count).contains(&block));
-            if is_owned {
+            let is_owned =
+                |block: &u64| runs.iter().any(|(start, count)| (*start..start + count).contains(block));
+            if free.iter().any(is_owned) {
                 self.suspect(group);
             }
         }

@@ -83,6 +83,12 @@ impl Group {
         assert_eq!(u64::from(self.counts.used), self.blocks, "all blocks count as used");
     }
 
+    /// A used run counts as used only because some bits of the row may be lost.
+    pub(super) fn hide(&mut self, run: Run) {
+        let hidden = self.hidden.as_mut().expect("the group is suspect");
+        bits::change(&mut **hidden, run, true);
+    }
+
     /// Counts of used blocks and empty stripes.
     pub(super) fn counts(&self) -> Counts {
         self.counts

@@ -7,10 +7,10 @@ use crate::ChunkError;
 use crate::allocator::{Allocator, STRIPES_AT_A_TIME};
 use crate::free::{Bitmap, Counts, Groups, Run, set_bits};
 use crate::rows::{
-    ChunkKey, Counter, Extent, FileRow, ForeignKey, GROUP_WORDS, MapRow, Owner, all_accounts, all_counts,
-    all_files, all_groups, all_maps, all_reserved, check_key, chunks_of_a_file, decode_account,
-    decode_account_key, decode_counts, decode_counts_key, decode_file_key, decode_group, decode_group_key,
-    read_row, valid_part,
+    ChunkKey, Counter, Extent, FileRow, ForeignKey, GROUP_WORDS, GROUPS_IN_A_ROW, MapRow, Owner,
+    all_accounts, all_counts, all_files, all_groups, all_maps, all_reserved, check_key, chunks_of_a_file,
+    decode_account, decode_account_key, decode_counts, decode_counts_key, decode_file_key, decode_group,
+    decode_group_key, read_row, valid_part,
 };
 use penstock_array::Volume;
 use penstock_base::num::to_usize;
@@ -57,6 +57,8 @@ pub(crate) struct Survey {
     pub(crate) marked: Bitmap,
     /// Groups whose row cannot be read or marks blocks that the volume does not have.
     pub(crate) bad_groups: BTreeSet<u64>,
+    /// Rows of counts some of whose groups have a row.
+    pub(crate) counted_rows: BTreeSet<u64>,
     /// Keys of group rows that belong to no group of the volume.
     pub(crate) stray_groups: Vec<Vec<u8>>,
     /// There are rows of a later release, which may own blocks that this release does not know of.
@@ -106,6 +108,7 @@ impl Survey {
             owned: Bitmap::new(groups),
             marked: Bitmap::new(groups),
             bad_groups: BTreeSet::new(),
+            counted_rows: BTreeSet::new(),
             stray_groups: Vec::new(),
             opaque: false,
             doubled: None,
@@ -287,6 +290,7 @@ impl Survey {
             let text = format!("row {} belongs to no allocation group of the volume", hex(key));
             return findings.add(FindingKind::BadGroupRow, None, text);
         };
+        self.counted_rows.insert(group / GROUPS_IN_A_ROW);
         let words = match decode_group(value, GROUP_WORDS) {
             Ok(words) => words,
             Err(error @ DecodeError::Unknown { .. }) => {

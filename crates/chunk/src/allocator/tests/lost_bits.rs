@@ -2,9 +2,10 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use super::swept_target;
-use crate::rows::{counts_key, group_key};
+use crate::rows::{Counts, counts_key, encode_counts, group_key};
 use crate::target::Target;
-use crate::tests::{Bench, CLIENT, blocks_of, chunk_key, extent, file, known, on_a_volume};
+use crate::tests::{Bench, CLIENT, blocks_of, chunk_key, extent, file, known, on_a_volume, preallocated};
+use penstock_array::Discard;
 use penstock_base::ErrorKind;
 use penstock_kv::Kv;
 
@@ -181,5 +182,80 @@ fn a_repair_of_bits_keeps_what_waits_to_be_committed() {
         let other = allocator.allocate_reserved(2).await.unwrap();
         assert!(other.0 >= run.0 + run.1 || other.0 + other.1 <= run.0, "{run:?} and {other:?}");
         target.stop();
+    });
+}
+
+/// Regression: a repair deleted the row of counts of groups that were all free again, whose rows of bits
+/// stay. The next start took that for damage.
+#[test]
+fn a_repair_of_groups_that_are_free_again_leaves_nothing_suspect() {
+    on_a_volume(async |bench| {
+        let target = swept_target(bench).await;
+        write_durably(&target, 2, &[7; 3]).await;
+        target.punch(file(2), 0..16, 0).await.unwrap();
+        target.commit_all().await.unwrap();
+        {
+            let quiet = bench.gate.quiesce().await;
+            let fsck = target.fsck(&quiet);
+            fsck.mark_owned().await.unwrap();
+            fsck.clear_unowned().await.unwrap();
+        }
+        target.stop();
+        let target = swept_target(bench).await;
+        assert_eq!((target.suspect_groups(), target.usage().free_blocks), (0, bench.volume.blocks()));
+        target.stop();
+        // As earlier repairs left it.
+        lose_row(bench, counts_key(0)).await;
+        let target = swept_target(bench).await;
+        assert_eq!((target.suspect_groups(), target.usage().free_blocks), (0, bench.volume.blocks()));
+        target.stop();
+    });
+}
+
+/// Regression: a group that was suspect before a start counts as full, and hid that blocks of others are
+/// marked as free.
+#[test]
+fn a_suspect_group_does_not_hide_what_others_lack() {
+    on_a_volume(async |bench| {
+        bench.put_map(chunk_key(2, 0), &[preallocated(0, 3, 0)]).await;
+        bench.put_map(chunk_key(3, 0), &[preallocated(0, 3, 600)]).await;
+        bench.put_marks(&[]).await;
+        let space = crate::free::Space::new(bench.volume.blocks(), crate::tests::STRIPE);
+        let free = (1..space.groups().count()).map(|group| space.free_counts(group));
+        let counts: Vec<_> = [Counts::SUSPECT].into_iter().chain(free).collect();
+        bench.put_row(counts_key(0), encode_counts(&counts)).await;
+        let target = swept_target(bench).await;
+        assert_eq!(target.suspect_groups(), 2);
+        target.stop();
+    });
+}
+
+/// Regression: stripes were discarded before it was known that no file has blocks without bits there.
+#[test]
+fn nothing_is_discarded_before_extents_are_compared() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        allocator.sweep().await.unwrap();
+        super::leave_idle(bench, &allocator, &[3]).await;
+        allocator.must_compare();
+        bench.kv.fail_reads(true);
+        allocator.discard_some(Discard::InTable).await.unwrap_err();
+        bench.kv.fail_reads(false);
+        assert_eq!(allocator.discard_some(Discard::InTable).await.unwrap(), 1);
+    });
+}
+
+/// Regression: a group became suspect while stripes of it were being discarded, which were free afterwards.
+#[test]
+fn a_stripe_that_is_discarded_in_a_suspect_group_counts_as_used() {
+    on_a_volume(async |bench| {
+        let allocator = bench.allocator();
+        assert!(super::take(&allocator, 3).await);
+        allocator.space_mut().suspect(0);
+        allocator.space_mut().free_discarded((3 * crate::tests::STRIPE, crate::tests::STRIPE));
+        assert!(!allocator.space().is_empty(3));
+        let words = vec![0; crate::rows::GROUP_WORDS];
+        allocator.space_mut().reload(0, &words);
+        assert!(allocator.space().is_empty(3), "a repair frees it");
     });
 }

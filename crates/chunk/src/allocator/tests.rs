@@ -1,3 +1,4 @@
+mod lives;
 mod lost_bits;
 
 use super::*;

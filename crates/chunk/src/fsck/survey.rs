@@ -293,11 +293,7 @@ impl Survey {
         self.counted_rows.insert(group / GROUPS_IN_A_ROW);
         let words = match decode_group(value, GROUP_WORDS) {
             Ok(words) => words,
-            Err(error @ DecodeError::Unknown { .. }) => {
-                self.opaque = true;
-                let text = format!("allocation group {group}: {error}");
-                return findings.add_hopeless(FindingKind::UnknownRow, None, text);
-            }
+            // A later release has another format only with a feature bit, and then nothing starts here.
             Err(error) => {
                 self.bad_groups.insert(group);
                 return findings.add(

@@ -108,7 +108,7 @@ fn every_kind_of_damage_in_rows_is_found() {
         ),
         ("no group of the volume", vec![group(1, &[])], vec![(Kind::BadGroupRow, 1)]),
         ("a group that ends early", vec![good(), (group_key(0), vec![2; 9])], vec![(Kind::BadGroupRow, 1)]),
-        ("a group of a later release", vec![later(group(0, &[5]))], vec![(Kind::UnknownRow, 1)]),
+        ("a group with another format", vec![later(group(0, &[5]))], vec![(Kind::BadGroupRow, 1)]),
         (
             "bits beyond the volume",
             vec![good(), group(0, &[5, 6, BLOCKS, BLOCKS + 5])],

@@ -251,11 +251,21 @@ impl Allocator {
         }
     }
 
-    /// Frees runs for allocation and adds the stripes that are empty now to the idle ones.
+    /// Frees runs for allocation whose blocks a durable commit has given up, and adds the stripes that are
+    /// empty now to the idle ones.
     pub(crate) fn give_back(&self, runs: Vec<Run>) {
+        self.free_by(runs, Space::free);
+    }
+
+    /// The same for runs that were allocated and never committed.
+    pub(crate) fn give_back_uncommitted(&self, runs: Vec<Run>) {
+        self.free_by(runs, Space::free_uncommitted);
+    }
+
+    fn free_by(&self, runs: Vec<Run>, free: impl Fn(&mut Space, Run) -> Vec<u64>) {
         let empty: Vec<u64> = {
             let mut space = self.space.borrow_mut();
-            runs.into_iter().flat_map(|run| space.free(run)).collect()
+            runs.into_iter().flat_map(|run| free(&mut space, run)).collect()
         };
         if self.idle.borrow_mut().add(empty) {
             self.has_idle.notify_one();
@@ -361,7 +371,7 @@ impl Allocator {
         self.space.borrow_mut().set_discarding(count * per_stripe);
         let result = self.volume.discard(first, count, how).await;
         self.space.borrow_mut().set_discarding(0);
-        self.space.borrow_mut().free_discarded((first * per_stripe, count * per_stripe));
+        _ = self.space.borrow_mut().free_uncommitted((first * per_stripe, count * per_stripe));
         let mut idle = self.idle.borrow_mut();
         let left = match result {
             Ok(left) => left,

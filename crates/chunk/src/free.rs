@@ -407,15 +407,18 @@ impl Space {
         stripes.filter(|stripe| self.is_empty(*stripe)).collect()
     }
 
-    /// Frees a run that a discard had taken. In a group that has become suspect it counts as used, like all
-    /// that was free there.
-    pub(crate) fn free_discarded(&mut self, run: Run) {
+    /// Frees a run that was taken and never committed: for a discard, or for a write that failed. In a group
+    /// that has become suspect it counts as used, like all that was free there. Returns the stripes that are
+    /// empty now.
+    pub(crate) fn free_uncommitted(&mut self, run: Run) -> Vec<u64> {
+        let mut empty = Vec::new();
         for (group, (at, count)) in self.groups.parts(run).collect::<Vec<_>>() {
             match self.is_suspect(group) {
                 true => self.change(group, |group| group.hide((at, count))),
-                false => drop(self.free((self.groups.range(group).start + at, count))),
+                false => empty.extend(self.free((self.groups.range(group).start + at, count))),
             }
         }
+        empty
     }
 
     /// Blocks freed so far.
@@ -520,13 +523,15 @@ impl Space {
         self.used_blocks
     }
 
-    /// The free blocks of a run in a group in memory.
-    pub(crate) fn free_in(&self, (start, count): Run) -> Vec<u64> {
-        let is_free = |block: &u64| {
-            let group = self.groups.of_block(*block);
-            !self.group(group).is_used(*block - self.groups.range(group).start)
-        };
-        (start..start + count).filter(is_free).collect()
+    /// True if no block of a group is free.
+    pub(crate) fn is_full(&self, group: u64) -> bool {
+        u64::from(self.counts(group).used) == self.groups.blocks_in(group)
+    }
+
+    /// The free blocks of a run in a group in memory, which is counted from its first block.
+    pub(crate) fn free_in(&self, group: u64, (at, count): Run) -> Vec<u64> {
+        let (first, group) = (self.groups.range(group).start, self.group(group));
+        (at..at + count).filter(|block| !group.is_used(*block)).map(|block| first + block).collect()
     }
 
     /// The number of groups some of whose bits may be lost.

@@ -59,7 +59,7 @@ impl Target {
             let dropped = self.cache.drop_dirty(key, &chunk, part.clone());
             self.allocator.release(dropped.reserved);
             let back = chunk.borrow_mut().change(|map| map.remove(part.start, part.end - part.start));
-            self.allocator.give_back(back);
+            self.allocator.give_back_uncommitted(back);
             drop((lock, chunk));
             punched += 1;
             if punched % STEP_CHUNKS == 0 {

@@ -138,7 +138,6 @@ impl Target {
 
     /// Waits until all written stripes without an owner are found that were there at the start.
     pub async fn sweep(&self) -> Result<(), ChunkError> {
-        self.allocator.compare().await?;
         self.allocator.sweep().await
     }
 

@@ -125,7 +125,7 @@ impl Target {
             let dropped = self.cache.drop_dirty(*key, chunk, from(key)..u32::MAX);
             self.allocator.release(dropped.reserved);
         }
-        self.allocator.give_back(back);
+        self.allocator.give_back_uncommitted(back);
         Ok(())
     }
 

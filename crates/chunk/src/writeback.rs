@@ -153,7 +153,7 @@ impl Writeback {
             match self.allocator.take_empty_stripe(mine).await {
                 Ok(Some(stripe)) => stripes.push(stripe),
                 other => {
-                    self.allocator.give_back(runs(&stripes));
+                    self.allocator.give_back_uncommitted(runs(&stripes));
                     return other.map(|_| false);
                 }
             }
@@ -165,7 +165,7 @@ impl Writeback {
             let part = data.slice(index * bytes..(index + 1) * bytes);
             let written = self.volume.write_fresh(stripes[index], &part, crcs, IO.within(io)).await;
             if let Err(error) = written {
-                self.allocator.give_back(runs(&stripes));
+                self.allocator.give_back_uncommitted(runs(&stripes));
                 return Err(error.into());
             }
         }
@@ -178,7 +178,7 @@ impl Writeback {
             back.extend(chunk.borrow_mut().change(|map| map.put(extent)));
         }
         self.written(key, chunk, 0..self.chunk_blocks);
-        self.allocator.give_back(back);
+        self.allocator.give_back_uncommitted(back);
         Ok(true)
     }
 
@@ -199,7 +199,7 @@ impl Writeback {
             let written = self.volume.write(block, &data.slice(bytes), &crcs[done..done + count]).await;
             if let Err(error) = written {
                 if place == Place::New {
-                    self.allocator.give_back(vec![(block, count as u64)]);
+                    self.allocator.give_back_uncommitted(vec![(block, count as u64)]);
                 }
                 return Err(error.into());
             }
@@ -216,7 +216,7 @@ impl Writeback {
                         birth: Birth::FIRST,
                     };
                     let back = chunk.borrow_mut().change(|map| map.put(new));
-                    self.allocator.give_back(back);
+                    self.allocator.give_back_uncommitted(back);
                 }
             }
             let written = self.written(key, chunk, at..end);

@@ -58,8 +58,9 @@ impl Keeper for KeptFile {
             if *newest > number {
                 return Ok(());
             }
+            replace_file(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))?;
             *newest = number;
-            replace_file(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))
+            Ok(())
         }))
     }
 }

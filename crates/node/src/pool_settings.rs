@@ -123,7 +123,9 @@ impl AllSettings {
         self.pools.borrow_mut().insert(pool.to_string(), settings);
         arrays.iter().filter(|array| array.pool() == pool).for_each(|array| self.apply(array));
         if let Some(why) = &*self.unread.borrow() {
-            return Err(format!("the saved ones cannot be read ({why}), and are not written over"));
+            return Err(format!(
+                "the saved ones cannot be read ({why}), and are not written over: move {POOLS_FILE} away and start again"
+            ));
         }
         let contents = Contents { format: FORMAT, pools: self.pools.borrow().clone() };
         let bytes = serde_json::to_vec_pretty(&contents).map_err(|error| error.to_string())?;

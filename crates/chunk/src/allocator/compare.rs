@@ -26,6 +26,11 @@ impl Allocator {
         self.is_compared.get()
     }
 
+    /// A repair has marked all blocks of files.
+    pub(crate) fn set_compared(&self) {
+        self.is_compared.set(true);
+    }
+
     /// Compares, if that must be done and is not over. After an error it may be called again.
     pub(crate) async fn compare(&self) -> Result<(), ChunkError> {
         if self.is_compared.get() {
@@ -43,7 +48,9 @@ impl Allocator {
                     self.compare_run(key, run).await?;
                 }
             }
-            self.is_compared.set(rows.is_empty());
+            if rows.is_empty() {
+                self.is_compared.set(true);
+            }
         }
         Ok(())
     }
@@ -59,9 +66,12 @@ impl Allocator {
     async fn compare_run(&self, key: &[u8], run: Run) -> Result<(), ChunkError> {
         let parts: Vec<(u64, Run)> = self.space().groups().parts(run).collect();
         for (group, (at, count)) in parts {
+            // Nor has a suspect one.
+            if self.space().is_full(group) {
+                continue;
+            }
             self.load(group).await?;
-            let first = self.space().groups().range(group).start + at;
-            let free = self.space().free_in((first, count));
+            let free = self.space().free_in(group, (at, count));
             if free.is_empty() {
                 continue;
             }

@@ -8,7 +8,7 @@ use penstock_base::ErrorKind;
 /// A target whose sweep is over.
 async fn swept_target(bench: &Bench) -> Rc<crate::target::Target> {
     let target = bench.target().await;
-    while !target.is_swept() {
+    while !(target.is_swept() && target.is_compared()) {
         bench.env.sleep(Duration::from_millis(1)).await;
     }
     target

@@ -63,6 +63,9 @@ impl Fsck<'_> {
     async fn load_bits(&self, survey: &Survey) {
         // Blocks in a discard have no bit in the rows; the discard itself frees them.
         let _no_discard = self.allocator.pause_discards().await;
+        if !survey.opaque {
+            self.allocator.set_compared();
+        }
         let mut space = self.allocator.space_mut();
         for group in 0..space.groups().count() {
             // Rows of a later release may own the blocks whose bits are lost.
@@ -280,7 +283,7 @@ impl Fsck<'_> {
             Ok(()) => _ = self.allocator.space_mut().end_commit(space),
             Err(_) => {
                 self.allocator.space_mut().undo_commit(space);
-                self.allocator.give_back(runs);
+                self.allocator.give_back_uncommitted(runs);
             }
         }
         committed
@@ -305,7 +308,7 @@ impl Fsck<'_> {
         };
         let result = result.await;
         if result.is_err() {
-            self.allocator.give_back(copies.iter().map(|copy| (copy.block, 1)).collect());
+            self.allocator.give_back_uncommitted(copies.iter().map(|copy| (copy.block, 1)).collect());
         }
         assert!(result.is_err() || copies.len() == blocks.len(), "every block has a copy");
         result.map(|()| copies)

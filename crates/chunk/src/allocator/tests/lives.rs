@@ -2,8 +2,10 @@
 //! another one wrote, or anything but its own newest data; a repair gives all space back.
 
 use crate::ChunkError;
-use crate::free::Groups;
-use crate::rows::{GROUP_WORDS, counts_key, decode_group, encode_group, group_key};
+use crate::free::{Groups, Space};
+use crate::rows::{
+    GROUP_WORDS, counts_key, decode_counts, decode_group, encode_counts, encode_group, group_key,
+};
 use crate::target::Target;
 use crate::tests::{
     Bench, CHUNK, CLIENT, Random, STRIPE, Seed, assert_clean, blocks_of, chunk_key, file, fills, known,
@@ -107,7 +109,16 @@ impl Life<'_> {
                 1 => _ = writes.put(bits, vec![1; 9]),
                 2 => _ = writes.delete(counts),
                 3 => _ = writes.put(counts, vec![7]),
-                4 => _ = writes.delete(bits).delete(counts),
+                // Both agree that nothing is there.
+                4 => {
+                    writes.delete(bits);
+                    let row = self.bench.kv.get(counts.clone()).await.unwrap();
+                    let Some(row) = row.filter(|row| row.len() > 1) else { continue };
+                    let groups = Groups::new(self.bench.volume.blocks(), STRIPE);
+                    let Ok(mut all) = decode_counts(&row, groups.count() as usize) else { continue };
+                    all[group as usize] = Space::new(groups.blocks(), STRIPE).free_counts(group);
+                    writes.put(counts, encode_counts(&all));
+                }
                 _ => {
                     let row = self.bench.kv.get(bits.clone()).await.unwrap();
                     let words = row.and_then(|row| decode_group(&row, GROUP_WORDS).ok());

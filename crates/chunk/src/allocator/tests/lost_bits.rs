@@ -252,7 +252,7 @@ fn a_stripe_that_is_discarded_in_a_suspect_group_counts_as_used() {
         let allocator = bench.allocator();
         assert!(super::take(&allocator, 3).await);
         allocator.space_mut().suspect(0);
-        allocator.space_mut().free_discarded((3 * crate::tests::STRIPE, crate::tests::STRIPE));
+        _ = allocator.space_mut().free_uncommitted((3 * crate::tests::STRIPE, crate::tests::STRIPE));
         assert!(!allocator.space().is_empty(3));
         let words = vec![0; crate::rows::GROUP_WORDS];
         allocator.space_mut().reload(0, &words);

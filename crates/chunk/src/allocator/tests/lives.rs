@@ -30,6 +30,8 @@ struct Life<'a> {
     wanted: BTreeMap<(u64, u64), [u8; CHUNK as usize]>,
     round: u8,
     is_damaged: bool,
+    /// Files only preallocate: the sweep sees nothing of it.
+    only_preallocates: bool,
 }
 
 impl Life<'_> {
@@ -70,7 +72,8 @@ impl Life<'_> {
         let count = 1 + self.below(u64::from(CHUNK) - first);
         let in_file = index * u64::from(CHUNK) + first..index * u64::from(CHUNK) + first + count;
         let range = first as usize..(first + count) as usize;
-        match self.below(10) {
+        let what = if self.only_preallocates { 7 + self.below(2) } else { self.below(10) };
+        match what {
             0..=4 => {
                 let fill = self.fill_of(ino);
                 let (data, crcs) = blocks_of(&vec![fill; count as usize]);
@@ -139,8 +142,10 @@ async fn repair_bits(bench: &Bench, target: &Target) {
 
 async fn lives(bench: &Bench, seed: u64) {
     let random = RefCell::new(Random::new(seed));
-    let mut life = Life { bench, random, wanted: BTreeMap::new(), round: 0, is_damaged: false };
+    let wanted = BTreeMap::new();
+    let mut life = Life { bench, random, wanted, round: 0, is_damaged: false, only_preallocates: false };
     for _ in 0..LIVES {
+        life.only_preallocates = life.wanted.is_empty() && life.below(2) == 0;
         let target: Rc<Target> = bench.target().await;
         for _ in 0..STEPS {
             life.step(&target).await;

@@ -380,7 +380,6 @@ impl Allocator {
                 return Err(error.into());
             }
         };
-        self.space.borrow_mut().clear_unusable();
         if how == Discard::InTable {
             let done = (first..first + count).filter(|stripe| !left.contains(stripe));
             done.for_each(|stripe| idle.add_reusable(stripe..stripe + 1));

@@ -12,8 +12,8 @@ use crate::files::Knows;
 use crate::free::{Space, SpaceUsage};
 use crate::fsck::{DamagedRuns, Fsck, find_damaged};
 use crate::rows::{
-    ChunkKey, FileRow, GROUP_WORDS, GROUPS_IN_A_ROW, Owner, all_counts, decode_counts, decode_counts_key,
-    decode_group, group_key,
+    ChunkKey, FileRow, GROUP_WORDS, GROUPS_IN_A_ROW, Owner, all_counts, all_groups, decode_counts,
+    decode_counts_key, decode_group, decode_group_key, group_key,
 };
 use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
@@ -378,9 +378,19 @@ async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
         Ok::<_, ChunkError>(())
     })
     .await?;
+    // The first group with a row, of those that come next.
+    let mut next = 0;
     for range in uncounted.into_values() {
+        if next < range.start {
+            let found = kv.keys(group_key(range.start), all_groups().1, 1).await?;
+            // A key that is none may stand before others.
+            next = found.first().map_or(u64::MAX, |key| decode_group_key(key).unwrap_or(range.start));
+        }
         // Groups that never had a used block have no row. Earlier repairs left some that have one without a
         // bit.
+        if next >= range.end {
+            continue;
+        }
         let rows = kv.scan(group_key(range.start), group_key(range.end), to_usize(GROUPS_IN_A_ROW)).await?;
         let is_free = |row: &[u8]| {
             decode_group(row, GROUP_WORDS).is_ok_and(|words| words.iter().all(|word| *word == 0))

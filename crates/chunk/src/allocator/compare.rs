@@ -66,7 +66,7 @@ impl Allocator {
     async fn compare_run(&self, key: &[u8], run: Run) -> Result<(), ChunkError> {
         let parts: Vec<(u64, Run)> = self.space().groups().parts(run).collect();
         for (group, (at, count)) in parts {
-            // Nor has a suspect one.
+            // So are suspect ones.
             if self.space().is_full(group) {
                 continue;
             }

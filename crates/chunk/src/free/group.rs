@@ -200,8 +200,7 @@ impl Group {
                 self.is_used(*block) && !self.is_committed(*block) && !bits::get(&**hidden, *block)
             };
             let pending: Vec<u64> = (0..self.blocks).filter(is_pending).collect();
-            let Self { pins, .. } = *self;
-            *self = Self { pins, ..Self::new(words, self.blocks, self.stripe_blocks) };
+            *self = Self { pins: self.pins, ..Self::new(words, self.blocks, self.stripe_blocks) };
             for block in pending {
                 if !self.is_used(block) {
                     self.mark((block, 1), true);

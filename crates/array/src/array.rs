@@ -356,11 +356,6 @@ impl Array {
         self.scrub.stop();
     }
 
-    /// The rule that rebuilds follow.
-    pub fn rebuild_rate(&self) -> RebuildRate {
-        self.rebuild.rule()
-    }
-
     /// Sets the rule that rebuilds follow, until the array is closed.
     pub fn set_rebuild_rate(&self, rule: RebuildRate) {
         self.rebuild.set_rule(rule);

@@ -9,7 +9,6 @@ use crate::num::to_usize;
 use futures_util::FutureExt;
 use std::cell::Cell;
 use std::future::Future;
-use std::rc::Rc;
 use std::time::Duration;
 
 /// The first bucket ends at 2^10 ns, the last one with an end at 2^36 ns.
@@ -24,14 +23,14 @@ pub struct Histogram {
     counts: [Cell<u64>; BUCKETS],
     sum_ns: Cell<u64>,
     max_ns: Cell<u64>,
-    running: Rc<Cell<u64>>,
+    running: Cell<u64>,
 }
 
 /// A piece of work that is under way, until this is dropped.
 #[must_use]
-pub struct Running(Rc<Cell<u64>>);
+pub struct Running<'a>(&'a Cell<u64>);
 
-impl Drop for Running {
+impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -40,7 +39,7 @@ impl Drop for Running {
 impl Default for Histogram {
     fn default() -> Self {
         let counts = [const { Cell::new(0) }; BUCKETS];
-        Self { counts, sum_ns: Cell::new(0), max_ns: Cell::new(0), running: Rc::default() }
+        Self { counts, sum_ns: Cell::new(0), max_ns: Cell::new(0), running: Cell::new(0) }
     }
 }
 
@@ -89,9 +88,9 @@ impl Histogram {
     }
 
     /// A piece of work is under way, until the result is dropped.
-    pub fn run(&self) -> Running {
+    pub fn run(&self) -> Running<'_> {
         self.running.set(self.running.get() + 1);
-        Running(self.running.clone())
+        Running(&self.running)
     }
 
     /// The number of pieces of work that are under way.

@@ -89,20 +89,22 @@ struct Interval {
 }
 
 /// The way in which the rate is found.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 enum Phase {
     /// There are no clients.
+    #[default]
     Alone,
-    /// It rests, to learn the calm latency. Then it works on so many stripes at a time.
-    Probing(f64),
+    /// It rests, to learn the calm latency.
+    Probing,
     /// It follows the latency, until this moment.
     Following(Duration),
 }
 
 /// The rate of one array's rebuilds.
+#[derive(Default)]
 pub(super) struct Rate {
     rule: RebuildRate,
-    /// Stripes at a time.
+    /// Stripes at a time while it follows.
     window: f64,
     phase: Phase,
     /// By which it is judged whether there are clients.
@@ -115,21 +117,6 @@ pub(super) struct Rate {
     are_stuck: bool,
     /// Under a rule with a bound, the moment before which nothing more is begun.
     next: Duration,
-}
-
-impl Default for Rate {
-    fn default() -> Self {
-        Self {
-            rule: RebuildRate::default(),
-            window: 1.0,
-            phase: Phase::Alone,
-            slot: Interval::default(),
-            interval: Interval::default(),
-            calm: [None; CLIENT_KINDS],
-            are_stuck: false,
-            next: Duration::ZERO,
-        }
-    }
 }
 
 impl Interval {
@@ -153,11 +140,6 @@ impl Interval {
 }
 
 impl Rate {
-    /// The rule that holds.
-    pub(super) fn rule(&self) -> RebuildRate {
-        self.rule
-    }
-
     /// Sets the rule.
     pub(super) fn set_rule(&mut self, rule: RebuildRate) {
         self.rule = rule;
@@ -190,7 +172,7 @@ impl Rate {
         self.follow(now, served, running, working, bounds);
         let window = match (self.rule, self.phase) {
             (RebuildRate::Max, _) | (_, Phase::Alone) => bounds.most(),
-            (_, Phase::Probing(_)) => 0.0,
+            (_, Phase::Probing) => 0.0,
             (_, Phase::Following(_)) => self.window.clamp(bounds.floor(), bounds.most()),
         };
         assert!(window == 0.0 || window >= LEAST_STRIPES, "{window} stripes at a time");
@@ -202,19 +184,15 @@ impl Rate {
         if took < SLOT {
             return;
         }
-        let waits = running > 0 && self.slot.done(&served) == 0;
-        let load = self.slot.load(now, &served);
-        let has_clients = match took > 10 * SLOT {
-            // Nobody looked for long: it rested, or nothing was rebuilt.
-            true => running > 0 || load > LOAD,
-            false => waits || load > LOAD,
-        };
+        // If nobody looked for long, it rested, or nothing was rebuilt.
+        let waits = running > 0 && (took > 10 * SLOT || self.slot.done(&served) == 0);
+        let has_clients = waits || self.slot.load(now, &served) > LOAD;
         let begin = Interval { began: now, before: served, skipped: 0 };
         self.slot = begin;
         match (has_clients, self.phase) {
             (false, _) => self.phase = Phase::Alone,
             (true, Phase::Alone) => {
-                self.phase = Phase::Probing(bounds.floor().max(1.0));
+                (self.phase, self.window) = (Phase::Probing, bounds.floor().max(1.0));
                 self.calm = [None; CLIENT_KINDS];
                 self.interval = Interval { skipped: running, ..begin };
             }
@@ -224,15 +202,15 @@ impl Rate {
 
     fn follow(&mut self, now: Duration, served: Served, running: u64, working: usize, bounds: Bounds) {
         let begin = |skipped| Interval { began: now, before: served, skipped };
-        if matches!(self.phase, Phase::Probing(_)) && working > 0 {
+        let is_probing = self.phase == Phase::Probing;
+        if is_probing && working > 0 {
             // Batches of before are still at work, and so are reads and writes that wait for them.
             self.interval = begin(running);
             return;
         }
         let (done, took) = (self.interval.done(&served), now.saturating_sub(self.interval.began));
-        let longest = if matches!(self.phase, Phase::Probing(_)) { LONGEST_PROBE } else { LONGEST };
         // Clients may wait for what is rebuilt, so nothing here waits for them.
-        let is_late = took >= longest;
+        let is_late = took >= if is_probing { LONGEST_PROBE } else { LONGEST };
         if self.interval.skipped > 0 && !is_late {
             if done >= self.interval.skipped {
                 self.interval = begin(0);
@@ -245,7 +223,7 @@ impl Rate {
         let seen = self.interval.seen(&served);
         match self.phase {
             Phase::Alone => return,
-            Phase::Probing(then) => {
+            Phase::Probing => {
                 // Clients that get nowhere while it rests wait for something else, maybe for the rebuild.
                 self.are_stuck = done == 0;
                 for (calm, (count, seconds)) in self.calm.iter_mut().zip(seen) {
@@ -253,12 +231,12 @@ impl Rate {
                         *calm = Some(seconds / count as f64);
                     }
                 }
-                (self.phase, self.window) = (Phase::Following(now + PROBE_AGAIN), then);
+                self.phase = Phase::Following(now + PROBE_AGAIN);
             }
             Phase::Following(until) => {
                 self.window = self.next_window(seen, bounds);
                 if now >= until {
-                    self.phase = Phase::Probing(self.window);
+                    self.phase = Phase::Probing;
                 }
             }
         }
@@ -303,6 +281,7 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::rc::Rc;
 
     const BOUNDS: Bounds = Bounds { most: 256, danger: 0.0 };
 
@@ -310,7 +289,7 @@ mod tests {
     /// time: by all of it for so many.
     struct Scene {
         rate: Rate,
-        latency: ArrayLatency,
+        latency: Rc<ArrayLatency>,
         now: Duration,
         doubles_at: f64,
         calm: Duration,
@@ -319,7 +298,7 @@ mod tests {
 
     impl Scene {
         fn new(doubles_at: f64) -> Self {
-            let (rate, latency) = (Rate::default(), ArrayLatency::default());
+            let (rate, latency) = (Rate::default(), Rc::<ArrayLatency>::default());
             let (now, calm, window) = (Duration::from_secs(1), Duration::from_millis(1), 256.0);
             Self { rate, latency, now, doubles_at, calm, window }
         }
@@ -416,7 +395,8 @@ mod tests {
     fn it_does_not_wait_for_a_client_that_waits() {
         let mut scene = Scene::new(10.0);
         scene.pass(Duration::from_secs(1), BOUNDS, 4);
-        let _waits = scene.latency.read.run();
+        let latency = scene.latency.clone();
+        let _waits = latency.read.run();
         for _ in 0..60 {
             let mean = scene.pass(Duration::from_secs(1), BOUNDS, 0);
             assert!(mean > LEAST_STRIPES / 2.0, "{mean}");
@@ -457,7 +437,7 @@ mod tests {
         scene.rate.window = 0.25;
         let step = scene.rate.look(scene.now, &scene.latency, 0, BOUNDS);
         assert_eq!(step, Step { stripes: 1, rest: 3.0 });
-        scene.rate.phase = Phase::Probing(1.0);
+        scene.rate.phase = Phase::Probing;
         let step = scene.rate.look(scene.now, &scene.latency, 0, BOUNDS);
         assert_eq!(step, Step { stripes: 0, rest: 0.0 });
     }

@@ -45,6 +45,7 @@ use penstock_drive::Io;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -181,11 +182,6 @@ impl Rebuild {
     /// The progress of the rebuild that is running.
     pub(crate) fn progress(&self) -> Option<JobProgress> {
         self.state.progress.get()
-    }
-
-    /// The rule by which it goes on.
-    pub(crate) fn rule(&self) -> RebuildRate {
-        self.state.rate.borrow().rule()
     }
 
     /// Sets the rule by which it goes on.
@@ -404,15 +400,12 @@ impl Rebuild {
                 rate.look(env.now(), &self.context.latency, working, bounds)
             };
             let stripes = step.stripes.clamp(1, BATCH);
-            let mut may_begin = result.is_ok() && !is_over && !above;
-            if step.stripes == 0 && may_begin {
-                if working == 0 {
-                    env.sleep(REST).await;
-                    continue;
-                }
-                may_begin = false;
+            let may_begin = result.is_ok() && !is_over && !above;
+            if may_begin && step.stripes == 0 && working == 0 {
+                env.sleep(REST).await;
+                continue;
             }
-            while may_begin && (working == 0 || working + stripes <= step.stripes) {
+            while may_begin && working + stripes <= step.stripes && !self.context.is_closed() {
                 let wait = self.state.rate.borrow().wait(env.now());
                 if !wait.is_zero() {
                     if working == 0 {
@@ -420,18 +413,7 @@ impl Rebuild {
                     }
                     break;
                 }
-                // Batches hold what others wait for, and go on meanwhile.
-                let mut find = std::pin::pin!(self.find(pass, from, stripes));
-                let found = loop {
-                    if running.is_empty() {
-                        break find.await;
-                    }
-                    match select(find.as_mut(), running.next()).await {
-                        Either::Left((found, _)) => break found,
-                        Either::Right((batch, _)) => ended.extend(batch),
-                    }
-                };
-                let found = match found {
+                let found = match beside(self.find(pass, from, stripes), &mut running, &mut ended).await {
                     Ok(found) => found,
                     Err(error) => {
                         result = Err(error);
@@ -446,7 +428,6 @@ impl Rebuild {
                 working += found.len();
                 let made = (found.len() * pass.strips()) as u64 * self.context.geo.strip_bytes() as u64;
                 self.state.rate.borrow_mut().begun(env.now(), made);
-                may_begin = !self.context.is_closed();
                 running.push(scoped(async move {
                     let began = env.now();
                     let done = self.batch(pass, &found).await;
@@ -685,6 +666,22 @@ impl Rebuild {
             })
             .collect()
     }
+}
+
+/// Does something while batches go on, since they hold what others wait for. Adds those that end to `ended`.
+async fn beside<T, Batch: Future>(
+    work: impl Future<Output = T>,
+    running: &mut FuturesUnordered<Batch>,
+    ended: &mut Vec<Batch::Output>,
+) -> T {
+    let mut work = pin!(work);
+    while !running.is_empty() {
+        match select(work.as_mut(), running.next()).await {
+            Either::Left((done, _)) => return done,
+            Either::Right((batch, _)) => ended.extend(batch),
+        }
+    }
+    work.await
 }
 
 /// The record that these strips are valid; none if there are none.

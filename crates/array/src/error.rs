@@ -54,6 +54,18 @@ pub enum ArrayError {
         /// The drives that are needed.
         which: String,
     },
+    /// No carrier that is here returns pages of the stripe table, which the opening needs.
+    #[error(
+        "array {name}: {pages} of the stripe table cannot be read on any drive that has them, and up to {stripes} stripes with them; nothing was changed: try again, bring missing drives back, or give these stripes up (`penstock up --accept-loss`)"
+    )]
+    PagesLost {
+        /// Name of the array.
+        name: String,
+        /// The pages.
+        pages: String,
+        /// The most stripes that are written there.
+        stripes: u64,
+    },
     /// The labels of drives cannot be read now, and the array does not open without these drives.
     #[error(
         "array {name}: the labels of drives {which} cannot be read now, and without these drives: {why}. Try again, or use them as they are and give up what they lack (`penstock up --accept-loss`)"
@@ -153,6 +165,7 @@ impl ArrayError {
             | Self::Decode(_) => ErrorKind::Corrupt,
             Self::TooManyMissing { .. }
             | Self::WouldLose { .. }
+            | Self::PagesLost { .. }
             | Self::LabelsUnread { .. }
             | Self::Replaced { .. }
             | Self::CannotRead { .. }

@@ -24,7 +24,7 @@ use crate::format::index_page::PageRef;
 use crate::format::root::Root;
 use crate::geometry::{CreateSpec, Geometry};
 use crate::log::chain::{Head, LogSegment};
-use crate::log::fold::{Redo, fold};
+use crate::log::fold::{Folded, Redo, fold};
 use crate::log::mends::{self, Mend};
 use crate::log::replay::read_log;
 use crate::members::labels;
@@ -32,6 +32,7 @@ use crate::members::ownership::{AcceptedLoss, Claim, Lacking, Ownership};
 use crate::members::{FoundLabels, Members, Roster};
 use crate::place::{MemberNo, MemberSet, SegmentNo};
 use crate::site::Site;
+use crate::stripes::load::OpenedFrom;
 use checkpoint::{read_index, read_root};
 use outdated::{LeftOut, check_loss, leave_out_outdated, take_back};
 use penstock_base::num::to_u16;
@@ -39,7 +40,7 @@ use penstock_base::rank::scoped;
 use penstock_base::{ArrayId, BLOCK_BYTES, BufMut, Env, Epoch, LogSeq, Version, env::random_id};
 use penstock_drive::{Io, Slice};
 use penstock_raid::Code;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 const IO: Io = Site::Create.io();
@@ -168,6 +169,8 @@ pub struct Opening {
     /// The carriers that were read.
     carriers: Vec<MemberNo>,
     redo: Redo,
+    /// Lost pages of the stripe table whose stripes are given up.
+    given_up: BTreeSet<u64>,
     /// The log has a segment.
     started: bool,
 }
@@ -184,12 +187,19 @@ impl Opening {
     ) -> Result<Self, ArrayError> {
         let prepared = || prepare(env, descriptor.clone(), members.clone(), ownership.clone(), roster);
         let opening = match Self::read_as(prepared()?, Lacking::Refuse).await {
-            Err(refused @ (ArrayError::WouldLose { .. } | ArrayError::LabelsUnread { .. }))
-                if lacking == Lacking::Accept =>
-            {
+            Err(
+                refused @ (ArrayError::WouldLose { .. }
+                | ArrayError::PagesLost { .. }
+                | ArrayError::LabelsUnread { .. }),
+            ) if lacking == Lacking::Accept => {
                 tracing::error!(error = %refused, "the loss is accepted");
                 let opening = Self::read_as(prepared()?, lacking).await?;
-                Self { accepted: Some(refused.to_string()), ..opening }
+                let given_up: Vec<String> = opening.given_up.iter().map(u64::to_string).collect();
+                let given_up = match given_up.is_empty() {
+                    true => String::new(),
+                    false => format!("; lost pages of the stripe table given up: {}", given_up.join(", ")),
+                };
+                Self { accepted: Some(format!("{refused}{given_up}")), ..opening }
             }
             opening => opening?,
         };
@@ -231,7 +241,7 @@ impl Opening {
             return Err(lacks_carriers(context, members, "the log as it was last"));
         }
         let bad_pages = read_index(context, stripes, &root, &carriers).await?;
-        stripes.set_opened_from(Some(positions.clone()));
+        stripes.set_opened_from(Some(OpenedFrom { carriers: positions.clone(), lacking }));
         stripes.versions.set_reserved(root.versions_reserved);
         stripes.overlay_mut().skip_order(root.order);
         let found = read_log(context, &root, &carriers).await?;
@@ -256,7 +266,8 @@ impl Opening {
         };
         let started = segments.back().is_some_and(|segment| segment.number.0 >= root.replay_segment);
         array.chain.found(head, segments);
-        let redo = fold(context, stripes, &array.chain, root.applied, found.records).await?;
+        let Folded { redo, given_up } =
+            fold(stripes, &array.chain, root.applied, found.records, lacking).await?;
         if lacking == Lacking::Refuse {
             check_loss(context, members, stripes, &array.strips, &outdated, &redo).await?;
         }
@@ -304,6 +315,7 @@ impl Opening {
             hidden,
             carriers: positions,
             redo,
+            given_up,
             started,
         })
     }
@@ -331,7 +343,12 @@ impl Opening {
         let begun = async {
             let (strips, chain) = (&array.strips, &array.chain);
             self.redo.run(context, members, &array.stripes, strips, chain).await?;
-            begin_incarnation(&array, &root, self.started).await
+            begin_incarnation(&array, &root, self.started).await?;
+            match self.given_up.is_empty() {
+                true => Ok(()),
+                // They are given up once.
+                false => array.checkpoints.write().await,
+            }
         };
         begun.await.inspect_err(|_| array.stop())?;
         array.start();
@@ -372,6 +389,7 @@ fn without_labels(error: ArrayError, name: String, unread: String) -> ArrayError
     match error {
         ArrayError::TooManyMissing { .. }
         | ArrayError::WouldLose { .. }
+        | ArrayError::PagesLost { .. }
         | ArrayError::CannotRead { .. }
         | ArrayError::Damaged { .. }
             if !unread.is_empty() =>

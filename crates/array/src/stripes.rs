@@ -26,6 +26,7 @@ use crate::queue::EntryQueue;
 use crate::ranks;
 use crate::table_memory::{PagesInMemory, TableMemory};
 use census::{Census, StripeState};
+use load::OpenedFrom;
 use map::{PendingFresh, StripeMap};
 use overlay::Overlay;
 use penstock_base::rank::RankedLocks;
@@ -55,8 +56,8 @@ pub(crate) struct Stripes {
     /// The page of each stripe whose record is on its way: a record must find it.
     pending_pages: RefCell<BTreeMap<Stripe, Pin>>,
     memory: Rc<TableMemory>,
-    /// The carriers that have the pages of the table while the array is being opened.
-    opened_from: RefCell<Option<Vec<MemberNo>>>,
+    /// While the array is being opened.
+    opening: RefCell<Option<OpenedFrom>>,
 }
 
 impl Stripes {
@@ -78,7 +79,7 @@ impl Stripes {
             pins: Pins::default(),
             pending_pages: RefCell::default(),
             memory: memory.clone(),
-            opened_from: RefCell::default(),
+            opening: RefCell::default(),
         });
         let pages: Rc<dyn PagesInMemory> = this.clone();
         memory.enter(&pages);
@@ -266,14 +267,20 @@ impl Stripes {
 
     /// Applies a durable record.
     pub(crate) fn apply(&self, entry: &Entry) {
-        if self.is_of_lost_page(entry) {
-            // Nothing of its stripes can be read any more.
-            tracing::error!(array = self.context.name, ?entry, "a record of a lost page of the stripe table");
-            return;
-        }
         if let Entry::Versions { reserved } = entry {
             self.versions.set_reserved(*reserved);
         }
+        // An opening that may not give them up has ended before.
+        self.lost_pages_of(entry).into_iter().for_each(|page| self.give_up_lost(page));
+        if let Entry::Discard { stripe, count, upto } = entry {
+            let parts = self.parts_of_discard(*stripe, *count, *upto);
+            parts.iter().for_each(|part| self.apply_to_map(part));
+        } else {
+            self.apply_to_map(entry);
+        }
+    }
+
+    fn apply_to_map(&self, entry: &Entry) {
         let lacking = self.map.borrow_mut().apply(entry, |member| self.members.life(member));
         if let Entry::Fresh { stripe, .. } = entry {
             self.pending_pages.borrow_mut().remove(stripe);

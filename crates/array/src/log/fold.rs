@@ -3,6 +3,9 @@
 //!
 //! Fold writes nothing. Redo writes strips again that destage records describe: a power cut may have left
 //! them half written. It never computes parity from strips that it finds.
+//!
+//! Invariant: no entry is left out of a page that may come back, but for discards. Where a page is lost that
+//! an entry changes, the opening is refused, or all stripes of the page are given up for good.
 
 use super::chain::Chain;
 use super::replay::FoundRecord;
@@ -10,6 +13,7 @@ use super::writer::pin_applied;
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::record::{Entry, StripPatch};
+use crate::members::ownership::Lacking;
 use crate::members::{Members, WhenSuspended};
 use crate::place::SegmentNo;
 use crate::site::Site;
@@ -17,7 +21,7 @@ use crate::stripes::overlay::{DirtyBlock, Overlay};
 use crate::stripes::{Pin, Stripes};
 use crate::strips::{StripWrite, Strips};
 use penstock_base::{Buf, HashMap, LogSeq, Stripe};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const REDO: StripWrite = StripWrite::new(Site::ReplayRedo, Site::ReplayRedo, WhenSuspended::Wait);
 
@@ -65,26 +69,41 @@ impl Redo {
     }
 }
 
-/// Applies records to the stripes in order; those up to `applied` changed the table before. Returns the
-/// strips to write again.
+/// The result of folding the log.
+pub(crate) struct Folded {
+    /// The strips to write again.
+    pub(crate) redo: Redo,
+    /// Lost pages of the stripe table whose stripes are given up.
+    pub(crate) given_up: BTreeSet<u64>,
+}
+
+/// Applies records to the stripes in order; those up to `applied` changed the table before.
 pub(crate) async fn fold(
-    context: &Context,
     stripes: &Stripes,
     chain: &Chain,
     applied: LogSeq,
     found: Vec<FoundRecord>,
-) -> Result<Redo, ArrayError> {
+    lacking: Lacking,
+) -> Result<Folded, ArrayError> {
     // Those of records that are not in the table yet were not many when they were written.
     let is_needed = |seq: LogSeq, entry: &Entry| seq > applied || matches!(entry, Entry::Destage { .. });
     let entries = found.iter().flat_map(|record| record.entries.iter().map(|entry| (record.seq, entry)));
-    let needed = entries.filter(|(seq, entry)| is_needed(*seq, entry)).map(|(_, entry)| entry);
-    let pages = stripes.pin_entries(needed).await?;
-    let is_lost = |record: &FoundRecord| {
-        record.seq > applied && record.entries.iter().any(|entry| stripes.is_of_lost_page(entry))
+    let needed = entries.clone().filter(|(seq, entry)| is_needed(*seq, entry)).map(|(_, entry)| entry);
+    let mut pages = stripes.pin_entries(needed.clone()).await?;
+    let given_up: BTreeSet<u64> = match lacking {
+        Lacking::Refuse => {
+            let new = entries.filter(|(seq, _)| *seq > applied).map(|(_, entry)| entry);
+            let lost: BTreeSet<u64> = new.flat_map(|entry| stripes.lost_pages_of(entry)).collect();
+            if !lost.is_empty() {
+                return Err(stripes.pages_lost(&lost));
+            }
+            lost
+        }
+        Lacking::Accept => needed.flat_map(|entry| stripes.lost_pages_of(entry)).collect(),
     };
-    if let Some(record) = found.iter().find(|record| is_lost(record)) {
-        let what = format!("the page of the stripe table that log record {} changes", record.seq);
-        return Err(context.damaged(what));
+    for page in &given_up {
+        stripes.give_up_lost(*page);
+        pages.push(stripes.pin(*page..page + 1).await?);
     }
     let redo = Redo { pages, ..Redo::default() };
     let mut fold = Fold { stripes, chain, redo, void: HashMap::default() };
@@ -97,7 +116,7 @@ pub(crate) async fn fold(
         }
         assert!(rest.is_empty(), "entries and payload of a record agree");
     }
-    Ok(fold.redo)
+    Ok(Folded { redo: fold.redo, given_up })
 }
 
 struct Fold<'a> {
@@ -131,8 +150,9 @@ impl Fold<'_> {
                     self.make_void(stripe, *upto);
                 }
             }
-            // All of it is lost.
-            Entry::Destage { stripe, contained, .. } if self.stripes.is_of_lost_page(entry) => {
+            // It is in the table, whose page is damaged on all carriers: it does not come back.
+            Entry::Destage { stripe, contained, .. } if !self.stripes.lost_pages_of(entry).is_empty() => {
+                assert!(!is_new, "an opening that may not give up a page has ended before");
                 self.contained(*stripe, contained);
             }
             Entry::Destage { stripe, contained, patches, .. } => {

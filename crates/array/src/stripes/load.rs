@@ -12,6 +12,7 @@ use crate::error::ArrayError;
 use crate::format::index_page::PageRef;
 use crate::format::record::Entry;
 use crate::format::table_page::TablePage;
+use crate::members::ownership::Lacking;
 use crate::place::MemberNo;
 use crate::table_memory::PagesInMemory;
 use penstock_base::Stripe;
@@ -41,6 +42,14 @@ pub(crate) enum Unread {
     Fails,
     /// It is passed over: the caller comes again.
     Waits,
+}
+
+/// An array that is being opened.
+pub(crate) struct OpenedFrom {
+    /// The carriers that have the pages of the table.
+    pub(crate) carriers: Vec<MemberNo>,
+    /// Refuse: a page that no carrier returns is not lost yet, if it may be readable another time.
+    pub(crate) lacking: Lacking,
 }
 
 /// A locked stripe. Its page is in memory, and so are those of the stripes that share a row with it if it is
@@ -124,20 +133,55 @@ impl Stripes {
         &self,
         entries: impl Iterator<Item = &Entry>,
     ) -> Result<Vec<Pin>, ArrayError> {
-        let mut pins = Vec::new();
+        let (mut pins, mut refused) = (Vec::new(), BTreeSet::new());
         for page in entries.filter_map(|entry| self.pages_of_entry(entry)).flatten() {
             match self.pin(page..page + 1).await {
                 Err(ArrayError::Damaged { .. }) if self.table().is_lost(page) => {}
+                Err(ArrayError::PagesLost { .. }) => drop(refused.insert(page)),
                 pinned => pins.push(pinned?),
             }
         }
-        Ok(pins)
+        if refused.is_empty() { Ok(pins) } else { Err(self.pages_lost(&refused)) }
     }
 
-    /// True if an entry changes a stripe whose page is lost.
-    pub(crate) fn is_of_lost_page(&self, entry: &Entry) -> bool {
-        let pages = self.pages_of_entry(entry);
-        pages.into_iter().flatten().any(|page| self.table().is_lost(page))
+    /// The error of an opening that needs these pages, which no carrier returns.
+    pub(crate) fn pages_lost(&self, pages: &BTreeSet<u64>) -> ArrayError {
+        let table = self.table();
+        let numbers = pages.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        ArrayError::PagesLost {
+            name: self.context.name.clone(),
+            pages: format!("page{} {numbers}", if pages.len() == 1 { "" } else { "s" }),
+            stripes: pages.iter().map(|page| table.index().page(*page).written).sum(),
+        }
+    }
+
+    /// The lost pages whose stripes must not be believed without this entry, should the pages come back. A
+    /// discard may be left out: without it the stripes have contents that nobody owns.
+    pub(crate) fn lost_pages_of(&self, entry: &Entry) -> Vec<u64> {
+        let pages = match entry {
+            Entry::Discard { .. } => None,
+            _ => self.pages_of_entry(entry),
+        };
+        pages.into_iter().flatten().filter(|page| self.table().is_lost(*page)).collect()
+    }
+
+    /// Gives up all stripes of a lost page, for good.
+    pub(crate) fn give_up_lost(&self, page: u64) {
+        tracing::error!(array = self.context.name, page, "all stripes of a lost page are given up");
+        self.table_mut().give_up_lost(page);
+    }
+
+    /// A discard without the stripes of lost pages.
+    pub(super) fn parts_of_discard(&self, stripe: Stripe, count: u64, upto: u64) -> Vec<Entry> {
+        let table = self.table();
+        let of_discard = stripe..Stripe(stripe.0 + count);
+        let pages = self.pages_of(of_discard.clone()).filter(|page| !table.is_lost(*page));
+        let parts = pages.map(|page| {
+            let of_page = table.range_of(page);
+            let first = of_page.start.max(of_discard.start);
+            Entry::Discard { stripe: first, count: of_page.end.min(of_discard.end).0 - first.0, upto }
+        });
+        parts.collect()
     }
 
     async fn load(&self, pages: Range<u64>) -> Result<(), ArrayError> {
@@ -169,17 +213,17 @@ impl Stripes {
 
     /// The carriers that have the pages of the table.
     fn carriers(&self) -> Vec<Slice> {
-        let opening = self.opened_from.borrow();
+        let opening = self.opening.borrow();
         let carriers: Vec<MemberNo> = match &*opening {
-            Some(carriers) => carriers.clone(),
+            Some(opened_from) => opened_from.carriers.clone(),
             None => self.members.live_carriers(),
         };
         carriers.into_iter().filter_map(|at| self.members.slice(at)).collect()
     }
 
-    /// While an array is being opened these carriers have the pages of the table; none when it is open.
-    pub(crate) fn set_opened_from(&self, carriers: Option<Vec<MemberNo>>) {
-        self.opened_from.replace(carriers);
+    /// The array is being opened from these carriers; none when it is open.
+    pub(crate) fn set_opened_from(&self, opened_from: Option<OpenedFrom>) {
+        self.opening.replace(opened_from);
     }
 
     /// True if a page is not in memory, and the index names this copy of it.
@@ -205,10 +249,16 @@ impl Stripes {
         }
         let was_lost = self.table().is_lost(page);
         let damaged = || self.context.damaged(format!("stripe table page {page}"));
-        // An opening that cannot read a page ends, and may be tried again.
-        let is_opening = self.opened_from.borrow().is_some();
-        let is_lost = |not_read: &NotRead| not_read.is_lost && !is_opening;
-        let read = read.map_err(|not_read| if is_lost(&not_read) { damaged() } else { not_read.error });
+        // An opening that cannot read a page ends, and may be tried again, or be told to give it up.
+        let may_refuse =
+            self.opening.borrow().as_ref().is_some_and(|opening| opening.lacking == Lacking::Refuse);
+        let read = read.map_err(|NotRead { error, is_lost }| match error {
+            ArrayError::CannotRead { .. } if is_lost && may_refuse => {
+                self.pages_lost(&BTreeSet::from([page]))
+            }
+            _ if is_lost => damaged(),
+            error => error,
+        });
         let loaded = read.and_then(|read| {
             self.context.count(|counts| counts.table_reads += 1);
             let found = TablePage::decode(&read.block).ok();

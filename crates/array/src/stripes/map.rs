@@ -163,6 +163,7 @@ impl StripeMap {
                 let later = pending.map_or(Positions::NONE, |pending| pending.stale(life_of));
                 let stale = stale.with(later);
                 self.table.set_fresh(*stripe, *version, stale, *moves);
+                self.set_readable(*stripe);
                 stale
             }
             Entry::Destage { stripe, stale, patches, .. } => {

@@ -73,6 +73,8 @@ pub(crate) enum Counting {
 
 /// Pages looked at to find some that may leave the memory.
 const LOOK: usize = 1024;
+/// Of the strips of stripes that were given up: any would do, they are all stale.
+const LOST_VERSION: Version = Version(1);
 const LONGEST_ENTRY: usize = entry_words(MAX_STRIPS);
 /// The words of an entry before its versions.
 const HEAD: usize = entry_words(0);
@@ -259,6 +261,19 @@ impl StripeTable {
     /// True if no carrier has a page any more, which is not in memory.
     pub(crate) fn is_lost(&self, page: u64) -> bool {
         self.absent.get(&page) == Some(&true)
+    }
+
+    /// All stripes of a lost page count as written from here on, and lack every strip. The next checkpoint
+    /// writes the page so: a copy that comes back later counts no more.
+    pub(crate) fn give_up_lost(&mut self, page: u64) {
+        assert!(self.is_lost(page) && self.lacks_page(page), "page {page} is not lost");
+        self.absent.remove(&page);
+        // A lost page was counted as one without stripes.
+        self.written -= self.index.page(page).written;
+        self.set_page(page, Page::Uniform(vec![0; to_usize(self.stripes_in(page))].into()));
+        let all: Positions = (0..self.strips).map(Position::new).collect();
+        self.stripes_of(page).for_each(|stripe| self.set_fresh(stripe, LOST_VERSION, all, Moves::NONE));
+        assert!(self.dirty_pages.contains(&page), "a checkpoint writes it");
     }
 
     /// Pages that no carrier has any more.

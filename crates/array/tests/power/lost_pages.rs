@@ -4,7 +4,7 @@
 use crate::bench::{Machine, NOISE, SLICE_AT, Site, spec, spread, tags, write_fresh};
 use crate::paging::{self, STRIPES, write_all};
 use penstock_array::format::table_page::TablePage;
-use penstock_array::{ArrayError, CreateSpec, Discard, Geometry};
+use penstock_array::{ArrayError, ArrayEvent, CreateSpec, Discard, Geometry, Lacking};
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
 use penstock_sim::{CutMode, SimDisk};
@@ -19,7 +19,17 @@ pub fn life<R>(
     lost: &[usize],
     test: impl AsyncFnOnce(&Machine) -> Result<R, ArrayError>,
 ) -> R {
-    let (world, done) = paging::run(site, seed, lost, test);
+    attempt(site, seed, lost, test).unwrap()
+}
+
+/// The same; an error if the array does not open, or from the test.
+fn attempt<R>(
+    site: &Site,
+    seed: u64,
+    lost: &[usize],
+    test: impl AsyncFnOnce(&Machine) -> Result<R, ArrayError>,
+) -> Result<R, ArrayError> {
+    let (world, done) = paging::attempt(site, seed, lost, test);
     world.destroy();
     site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::Everything));
     done
@@ -39,8 +49,17 @@ pub fn lose_page(disks: &[Rc<SimDisk>], geo: &Geometry, page: u64) {
 
 /// Page 2 cannot be read on drive 1 from the next opening on.
 fn make_unreadable(site: &mut Site, geo: Geometry) {
+    make_unreadable_on(site, geo, |number| number == 1);
+}
+
+/// Page 2 cannot be read on any drive from the next opening on.
+fn make_unreadable_everywhere(site: &mut Site, geo: Geometry) {
+    make_unreadable_on(site, geo, |_| true);
+}
+
+fn make_unreadable_on(site: &mut Site, geo: Geometry, is_meant: impl Fn(usize) -> bool + 'static) {
     site.prepare = Box::new(move |number, drive| {
-        for place in (0..2).filter(|_| number == 1) {
+        for place in (0..2).filter(|_| is_meant(number)) {
             let at = SLICE_AT + geo.page_at(2, place);
             drive.set_unreadable(at..at + BLOCK_BYTES as u64);
         }
@@ -291,6 +310,152 @@ fn an_unreadable_page_does_not_fill_the_log() {
         }
         machine.array.stop();
         assert_eq!(done, 3000);
+        Ok(())
+    });
+}
+
+/// The copies of a page of the table, on each disk at both places, as they are now.
+fn copies_of(disks: &[Rc<SimDisk>], geo: &Geometry, page: u64) -> Vec<(usize, u64, Vec<u8>)> {
+    let places = (0..disks.len()).flat_map(|disk| [(disk, 0), (disk, 1)]);
+    let at = |place| (SLICE_AT + geo.page_at(page, place)) / BLOCK_BYTES as u64;
+    let copies = places.map(|(disk, place)| (disk, at(place), disks[disk].peek(at(place)).to_vec()));
+    copies.filter(|(_, _, block)| TablePage::decode(block).is_ok()).collect()
+}
+
+/// The tag of each stripe of a page; none of one that cannot be read.
+async fn tags_of(machine: &Machine, page: u64) -> Result<Vec<Option<u64>>, ArrayError> {
+    let (per_page, blocks) = (machine.array.geometry().stripes_per_page(), machine.volume.stripe_blocks());
+    let mut found = Vec::new();
+    for stripe in page * per_page..(page + 1) * per_page {
+        found.push(match tags(&machine.volume, stripe * blocks, blocks).await {
+            Ok(tags) => Some(tags[0]),
+            Err(ArrayError::Unreadable { .. } | ArrayError::Damaged { .. }) => None,
+            Err(error) => return Err(error),
+        });
+    }
+    Ok(found)
+}
+
+fn first_tags(geo: &Geometry, page: u64) -> Vec<Option<u64>> {
+    let per_page = geo.stripes_per_page();
+    (page * per_page..(page + 1) * per_page).map(|stripe| Some(1000 * (stripe + 1))).collect()
+}
+
+/// A site where one stripe of page 2 was written anew, which the log alone has.
+fn with_a_record_of_page_two(spec: CreateSpec) -> (Site, Geometry, u64) {
+    let (site, geo) = written(spec);
+    let stripe = 2 * geo.stripes_per_page() + 7;
+    life(&site, 9931, &[], async |machine| {
+        machine.volume.discard(stripe, 1, Discard::InTable).await?;
+        machine.array.destage_and_checkpoint().await?;
+        write_fresh(machine, stripe, 77).await?;
+        machine.volume.flush().await?;
+        machine.array.stop();
+        Ok(())
+    });
+    (site, geo, stripe)
+}
+
+/// The log has a record of a page that no carrier has any more. The array opens when that loss is accepted,
+/// and never believes a copy of the page that comes back.
+#[test]
+fn a_page_that_the_log_needs_is_given_up_for_good() {
+    for (spec, is_unreadable) in
+        [(spec(3, 1), false), (spec(3, 1), true), (spread(3, 1, 9, 2), false), (spread(3, 1, 9, 2), true)]
+    {
+        let (mut site, geo, stripe) = with_a_record_of_page_two(spec);
+        let before = copies_of(&site.disks, &geo, 2);
+        match is_unreadable {
+            true => make_unreadable_everywhere(&mut site, geo),
+            false => lose_page(&site.disks, &geo, 2),
+        }
+        for _ in 0..2 {
+            let refused = attempt(&site, 9932, &[], async |_| Ok(())).unwrap_err();
+            assert!(refused.to_string().contains("page 2 of the stripe table"), "{refused}");
+            assert!(matches!(refused, ArrayError::PagesLost { .. }), "{refused}");
+        }
+        site.lacking = Lacking::Accept;
+        let mut wanted = vec![None; geo.stripes_per_page() as usize];
+        wanted[7] = Some(77);
+        life(&site, 9933, &[], async |machine| {
+            let events = machine.array.take_events();
+            let is_told = |event: &ArrayEvent| match event {
+                ArrayEvent::LossAccepted { why } => why.contains("given up: 2"),
+                _ => false,
+            };
+            assert!(events.iter().any(is_told), "{events:?}");
+            assert_eq!(tags_of(machine, 1).await?, first_tags(&geo, 1));
+            assert_eq!(tags_of(machine, 2).await?, wanted, "the log has one of them whole");
+            machine.array.stop();
+            Ok(())
+        });
+        // The page comes back, and nobody accepts anything any more.
+        site.lacking = Lacking::Refuse;
+        site.prepare = Box::new(|_, _| ());
+        for (disk, at, block) in &before {
+            if TablePage::decode(&site.disks[*disk].peek(*at)).is_err() {
+                site.disks[*disk].corrupt(*at, block);
+            }
+        }
+        life(&site, 9934, &[], async |machine| {
+            assert_eq!(tags_of(machine, 2).await?, wanted);
+            assert_eq!(tags_of(machine, 3).await?, first_tags(&geo, 3));
+            let report = machine.array.scrub().await?;
+            let lost: Vec<u64> = (2 * geo.stripes_per_page()..3 * geo.stripes_per_page())
+                .filter(|lost| *lost != stripe)
+                .collect();
+            assert_eq!(report.unreadable, lost);
+            // Nobody needs two of them any more: they are written anew.
+            machine.volume.discard(lost[0], 2, Discard::OnDrives).await?;
+            write_fresh(machine, lost[0], 78).await?;
+            machine.volume.flush().await?;
+            (wanted[0], wanted[1]) = (Some(78), Some(0));
+            assert_eq!(tags_of(machine, 2).await?, wanted);
+            assert_eq!(machine.array.redundancy_debt_stripes(), lost.len() as u64 - 2);
+            machine.array.close().await
+        });
+        life(&site, 9935, &[], async |machine| {
+            assert_eq!(tags_of(machine, 2).await?, wanted);
+            machine.array.stop();
+            Ok(())
+        });
+    }
+}
+
+/// A page of which the log has a record cannot be read for a while: nothing is lost.
+#[test]
+fn a_page_that_the_log_needs_and_that_comes_back() {
+    let (mut site, geo, _) = with_a_record_of_page_two(spec(3, 1));
+    make_unreadable_everywhere(&mut site, geo);
+    let refused = attempt(&site, 9941, &[], async |_| Ok(())).unwrap_err();
+    assert!(matches!(refused, ArrayError::PagesLost { .. }), "{refused}");
+    site.prepare = Box::new(|_, _| ());
+    life(&site, 9942, &[], async |machine| {
+        let mut wanted = first_tags(&geo, 2);
+        wanted[7] = Some(77);
+        assert_eq!(tags_of(machine, 2).await?, wanted);
+        machine.array.stop();
+        Ok(())
+    });
+}
+
+/// Stripes of two pages were discarded, and nothing else is in the log. One of the pages is lost.
+#[test]
+fn a_discard_of_a_lost_page_refuses_no_opening() {
+    let (site, geo) = written(spec(3, 1));
+    let first = 2 * geo.stripes_per_page() - 3;
+    life(&site, 9951, &[], async |machine| {
+        machine.volume.discard(first, 6, Discard::InTable).await?;
+        machine.array.stop();
+        Ok(())
+    });
+    lose_page(&site.disks, &geo, 2);
+    life(&site, 9952, &[], async |machine| {
+        let mut wanted = first_tags(&geo, 1);
+        let len = wanted.len();
+        wanted[len - 3..].fill(Some(0));
+        assert_eq!(tags_of(machine, 1).await?, wanted, "those of the other page are discarded");
+        machine.array.stop();
         Ok(())
     });
 }

@@ -14,13 +14,24 @@ pub fn run<R>(
     lost: &[usize],
     test: impl AsyncFnOnce(&Machine) -> Result<R, ArrayError>,
 ) -> (World, R) {
+    let (world, done) = attempt(site, seed, lost, test);
+    (world, done.unwrap())
+}
+
+/// The same; an error if the array does not open, or from the test.
+pub fn attempt<R>(
+    site: &Site,
+    seed: u64,
+    lost: &[usize],
+    test: impl AsyncFnOnce(&Machine) -> Result<R, ArrayError>,
+) -> (World, Result<R, ArrayError>) {
     let world = World::new(seed);
     let done = world.run(async {
         let roster = Roster::with_table_memory(&world.env(), Some(1));
         let machine = site.open_with(&world, lost, &roster).await?;
         test(&machine).await
     });
-    (world, done.unwrap().unwrap())
+    (world, done.unwrap())
 }
 
 /// One such life, up to a power cut.

@@ -23,20 +23,21 @@ pub(crate) struct Accounts(RefCell<BTreeMap<Key, u64>>);
 pub(crate) struct AccountChange(Vec<(Key, u64)>);
 
 impl Accounts {
-    /// Reads all accounts. A row that cannot be read counts as none, until a repair counts again.
-    pub(crate) async fn load(kv: &dyn Kv) -> Result<BTreeMap<Key, u64>, ChunkError> {
-        let mut all = BTreeMap::new();
+    /// Reads all accounts; false if a row cannot be read. That counts as none until a repair counts again.
+    pub(crate) async fn load(kv: &dyn Kv) -> Result<(BTreeMap<Key, u64>, bool), ChunkError> {
+        let (mut all, mut is_whole) = (BTreeMap::new(), true);
         for_each(kv, all_accounts(), |key, value| {
             match decode_account_key(key).and_then(|key| Ok((key, decode_account(value)?))) {
                 Ok((key, blocks)) => drop(all.insert(key, blocks)),
                 Err(error) => {
+                    is_whole = false;
                     tracing::error!(%error, "an account cannot be read: `penstock fs check --repair` counts again");
                 }
             }
             Ok::<_, ChunkError>(())
         })
         .await?;
-        Ok(all)
+        Ok((all, is_whole))
     }
 
     /// Replaces all accounts by those that were read.

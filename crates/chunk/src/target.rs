@@ -82,13 +82,13 @@ impl Target {
             "a chunk of {chunk_blocks} blocks is full stripes of {per_stripe}"
         );
         let space = load_space(&volume, &*kv).await?;
-        let accounts = Accounts::load(&*kv).await?;
+        let (accounts, has_all_accounts) = Accounts::load(&*kv).await?;
         let owned = accounts.values().fold(0u64, |all, blocks| all.saturating_add(*blocks));
         // A suspect group counts as full, and would hide what others lack.
         let (used, may_hide) = (space.used_blocks(), space.suspects() > 0);
         let cache = ChunkCache::new(&kv, config.chunk_blocks, volume.blocks());
         let allocator = Allocator::new(env, &volume, &kv, space, config.chunk_blocks);
-        if used < owned || may_hide {
+        if used < owned || may_hide || !has_all_accounts {
             tracing::error!(used, owned, "blocks of files may be marked as free: all are looked up");
             allocator.must_compare();
         }

@@ -7,6 +7,7 @@ use super::Allocator;
 use crate::ChunkError;
 use crate::free::Run;
 use crate::rows::{GROUP_WORDS, decode_group, group_key};
+use penstock_base::rank::RankedGuard;
 use std::rc::Rc;
 
 /// Groups that stay in memory while this lives.
@@ -53,6 +54,11 @@ impl Allocator {
             );
         }
         Ok(())
+    }
+
+    /// Waits for the group that is being read, and lets none be read meanwhile.
+    pub(crate) async fn pause_loads(&self) -> RankedGuard<'_, ()> {
+        self.loading.lock().await
     }
 
     /// Keeps the groups of these runs in memory.

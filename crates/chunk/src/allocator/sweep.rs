@@ -3,7 +3,8 @@
 //! Most are leftovers of writes that a crash kept from being committed, and become idle. Some may belong to
 //! files whose bits are damaged: a discard would destroy their data, and so would a write of others. So a
 //! written stripe is neither allocated nor discarded before the sweep has come to it, and it asks the map
-//! rows for the owner of each one that it finds. If there is one, the bits of the group are suspect.
+//! rows for the owner of each one that it finds. If there is one, the bits of the group are suspect. So they
+//! are while there is a map row that cannot be read, which may own any of them.
 //!
 //! It goes on in the background, since a start does not wait for all of a store to be read. Groups without
 //! an empty stripe are passed over.
@@ -11,7 +12,7 @@
 use super::Allocator;
 use crate::ChunkError;
 use crate::free::Kind;
-use crate::rows::all_maps;
+use crate::rows::{all_maps, read_row};
 use penstock_array::ArrayError;
 use penstock_base::HashSet;
 use penstock_kv::for_each;
@@ -154,7 +155,7 @@ impl Allocator {
         Ok(is_written && self.space().is_empty(stripe) && !self.is_idle(stripe))
     }
 
-    /// Those of these stripes in which a file owns blocks.
+    /// Those of these stripes in which a file owns blocks, or may own some.
     async fn find_owned(&self, bare: &[u64]) -> Result<BTreeSet<u64>, ChunkError> {
         let stripes: HashSet<u64> = bare.iter().copied().collect();
         let mut owned = BTreeSet::new();
@@ -163,6 +164,9 @@ impl Allocator {
         }
         let per_stripe = self.volume.stripe_blocks();
         for_each(&*self.kv, all_maps(), |key, value| {
+            if read_row(key, value).is_err() {
+                owned.extend(bare);
+            }
             for (first, count) in self.runs_of(key, value) {
                 let of_part = first / per_stripe..(first + count).div_ceil(per_stripe);
                 owned.extend(of_part.filter(|stripe| stripes.contains(stripe)));

@@ -1,5 +1,6 @@
 mod lives;
 mod lost_bits;
+mod unread_rows;
 
 use super::*;
 use crate::tests::{Bench, STRIPE, chunk_key, extent, on_a_volume};

@@ -63,6 +63,8 @@ pub(crate) struct Survey {
     pub(crate) stray_groups: Vec<Vec<u8>>,
     /// There are rows of a later release, which may own blocks that this release does not know of.
     pub(crate) opaque: bool,
+    /// There are map rows that cannot be read. Blocks that they owned are marked, unless their bits are lost.
+    pub(crate) has_bad_maps: bool,
     /// Blocks that belong to more than one extent; `None` until there is one.
     doubled: Option<Bitmap>,
     /// The rows of accounts.
@@ -111,6 +113,7 @@ impl Survey {
             counted_rows: BTreeSet::new(),
             stray_groups: Vec::new(),
             opaque: false,
+            has_bad_maps: false,
             doubled: None,
             accounts: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -166,6 +169,7 @@ impl Survey {
             self.opaque = true;
             return findings.add_hopeless(FindingKind::UnknownRow, ino, text);
         }
+        self.has_bad_maps = true;
         findings.add(FindingKind::BadMapRow, ino, text);
     }
 
@@ -332,6 +336,17 @@ impl Survey {
                 self.check.findings.add(FindingKind::BadGroupRow, None, text);
             }
         }
+    }
+
+    /// Groups whose bits are not all the bits that there were, as far as that is known: their rows of counts
+    /// have others, or they lack the bits of a file.
+    pub(crate) fn groups_that_lack_bits(&self) -> BTreeSet<u64> {
+        let is_miscounted = |group: &u64| match self.counts.get(group) {
+            Some(Some(counts)) => *counts != self.marked.counts(*group),
+            Some(None) | None => false,
+        };
+        let unmarked = self.only_in(&self.owned, &self.marked);
+        self.readable_groups().filter(is_miscounted).chain(self.groups.of_runs(&unmarked)).collect()
     }
 
     /// Returns the runs of blocks whose bit is set in `has` and not in `has_not`. Skips groups in

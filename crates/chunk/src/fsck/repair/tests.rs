@@ -226,7 +226,8 @@ fn nothing_is_freed_while_a_row_of_a_later_release_exists() {
         fsck.clear_unowned().await.unwrap();
         assert_eq!(fsck.unowned_runs(9).await.unwrap(), []);
         assert_eq!(fsck.unreadable_rows(9).await.unwrap(), []);
-        assert_eq!(bench.volume.blocks() - target.usage().free_blocks, 2, "30 stays, and 31 is marked now");
+        let used = bench.volume.blocks() - target.usage().free_blocks;
+        assert_eq!(used, 256, "as the bit of 31 was lost, others may be too");
     });
 }
 

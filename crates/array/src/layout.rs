@@ -59,11 +59,6 @@ impl Layout {
             let why = format!("a row has at most {MOST_SPARES} spare places, not {}", shape.spares);
             return Err(ArrayError::Invalid(why));
         }
-        if shape.spares > 0 && shape.domains < shape.members {
-            // A strip that comes back to its own place may find another in its domain.
-            let why = "failure domains of several members cannot have spare places in this release";
-            return Err(ArrayError::Invalid(why.into()));
-        }
         match Declustered::new(shape, bases) {
             Ok(layout) => Ok(Self::Declustered(Box::new(layout))),
             Err(error) => Err(ArrayError::Invalid(error.to_string())),
@@ -100,7 +95,12 @@ impl Layout {
                 groups => format!("fixed, {groups} groups of {} members", fixed.strips()),
             },
             Self::Declustered(spread) => {
-                format!("declustered, {members} members, {} spare", spread.shape().spares)
+                let shape = spread.shape();
+                let domains = match shape.domains < members {
+                    true => format!(" in {} failure domains", shape.domains),
+                    false => String::new(),
+                };
+                format!("declustered, {members} members{domains}, {} spare", shape.spares)
             }
         }
     }

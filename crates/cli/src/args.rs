@@ -1,5 +1,6 @@
 //! The command line's definition; its comments are the help texts and the man pages.
 
+use crate::given::GivenDrives;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use penstock_base::text::{parse_code, parse_size};
 use penstock_node::{Level, RateText, RebuildRate};
@@ -177,6 +178,15 @@ pub struct Up {
     /// Number of drives of a new store, 1 to 256 [default: as many as the code has strips, or 6]
     #[arg(long)]
     pub drives: Option<usize>,
+    /// Drives of a new store instead: blank block devices, or empty files. Drives with the same name before
+    /// `=` share a failure domain, as a shelf or a controller is: of each stripe no more lies in one than may
+    /// be lost. For a store that is there already, more places to look for its drives
+    #[arg(long, value_name = "[DOMAIN=]PATH,…", conflicts_with_all = ["drives", "drive_size", "domains"])]
+    pub drive: Vec<GivenDrives>,
+    /// Failure domains of equal size of the drives of a new store: drive n is in domain n modulo N
+    /// [default: each drive fails alone]
+    #[arg(long, value_name = "N")]
+    pub domains: Option<usize>,
     /// Size of each drive of a new store, as in 4G or 512M [default: 4G]
     #[arg(long, value_parser = parse_size)]
     pub drive_size: Option<u64>,

@@ -24,12 +24,14 @@ mod bundle;
 mod commands;
 mod events;
 mod folder;
+mod given;
 mod local_http;
 mod manual;
 mod mount;
 mod remote;
 mod show;
 mod up;
+mod wanted;
 
 use clap::Parser;
 use std::process::ExitCode;

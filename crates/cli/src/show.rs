@@ -207,10 +207,11 @@ pub fn tables(lines: &[penstock_bench::TableLine]) {
     }
 }
 
-pub fn plan(plan: &PlanReport, why: &str) {
+pub fn plan(plan: &PlanReport, why: &str, unused: Option<&str>) {
     println!("plan      {}", plan.plan);
     println!("          {why}");
     println!("drives    {} of {}, {} in all", plan.drives, size(plan.drive_bytes), size(plan.raw_bytes));
+    unused.into_iter().for_each(|unused| println!("          {unused}"));
     println!(
         "usable    {}, {:.1} % of it; {:.2} bytes on drives for each byte of data",
         size(plan.usable_bytes),

@@ -2,7 +2,9 @@
 
 use crate::args::Up;
 use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, ENDING, Folder, LOGS, METRICS_TOKEN, Run, named};
+use crate::given::Given;
 use crate::show::{note, say};
+use crate::wanted::{self, Wanted, level, why};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_api::{Instance, Server, Tokens, check_mount_point};
 use penstock_base::{Env, StoreId};
@@ -12,8 +14,8 @@ use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
     Arrangement, Backing, DataLayout, DriveSet, Event, EventFiles, EventKind, FileBacking, FileOwnership,
-    ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Node, POOLS_FILE, Plan, SCRUBS_FILE, Severity,
-    Start, StoreFile, StoreSpec, create_store, find_drives, look_for_store,
+    ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Node, POOLS_FILE, SCRUBS_FILE, Severity, Start,
+    StoreFile, create_store, find_drives, look_for_store,
 };
 use penstock_worker::{Worker, block_on};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -38,7 +40,7 @@ const CROWD_PAUSE: Duration = Duration::from_millis(1);
 /// Starts an instance and returns when it has stopped.
 pub fn up(options: Up, dir: Option<PathBuf>, json: bool) -> Result<ExitCode> {
     if options.dry_run {
-        return dry_run(&options, json);
+        return wanted::dry_run(&options, json);
     }
     let dir = named(options.folder.clone(), dir)?;
     if options.mount.is_none() && (options.mount_as.read_only || options.mount_as.source.is_some()) {
@@ -270,6 +272,10 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let backing: Rc<dyn Backing> = Rc::new(FileBacking);
     let mut file = StoreFile::load(&folder.path).map_err(|why| anyhow!(why))?;
     let mut paths = candidate_paths(folder, file.as_ref());
+    // A store that is there already may have moved to them.
+    let given = Given::of(&options.drive)?;
+    let given = given.iter().flat_map(Given::paths).filter(|path| !paths.contains(path)).cloned();
+    paths.extend(given.collect::<Vec<_>>());
     wait_for_locks(&paths);
     let mut store = file.as_ref().and_then(StoreFile::store_id);
     let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
@@ -278,12 +284,15 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
         None => look_for_store(env, &*backing, &paths, &*ownership).await,
     };
     if found != Holding::Store {
-        let (plan, spec) = wanted_store(options)?;
-        paths = new_paths(folder, &spec)?;
-        note!("making a store of {} drives of {}", paths.len(), crate::show::size(spec.drive_bytes));
-        let made: StoreId = create_store(env, &*backing, &spec, &paths, &found).await?;
+        let wanted = Wanted::of(options)?;
+        let drives = wanted.drives(folder)?;
+        let size = crate::show::size(wanted.spec.drive_bytes);
+        note!("making a store of {} drives of {size}", drives.paths().len());
+        wanted.unused().into_iter().for_each(|unused| note!("{unused}"));
+        let made: StoreId = create_store(env, &*backing, &wanted.spec, &drives, &found).await?;
+        paths = drives.paths().to_vec();
         store = Some(made);
-        note!("{}", plan.describe());
+        note!("{}", wanted.plan.describe());
         note!("this is {}", why(options));
     }
     if let Some(file) = &mut file {
@@ -302,64 +311,6 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let dir = folder.path.clone();
     node.keep_places(move |drives| StoreFile::of(drives).save(&dir));
     Ok(node)
-}
-
-/// Drives of a new store if nothing is said of them.
-const DRIVES: usize = 6;
-
-/// Size of a drive of a new store if nothing is said of it.
-const DRIVE_BYTES: u64 = 4 << 30;
-
-/// The level that is asked for.
-fn level(options: &Up) -> Option<Level> {
-    options.level.or(options.code.map(|(k, m)| Level::Code(k, m)))
-}
-
-/// The plan and the parameters of a new store.
-fn wanted_store(options: &Up) -> Result<(Plan, StoreSpec)> {
-    let plan = match level(options) {
-        Some(level) => level.plan(options.drives.unwrap_or(level.default_drives()), options.groups)?,
-        None => Plan::for_drives(options.drives.unwrap_or(DRIVES))?,
-    };
-    let plan = match options.spares {
-        Some(spares) => plan.with_spares(spares)?,
-        None => plan,
-    };
-    let spec = StoreSpec::with_strips(&plan, options.drive_size.unwrap_or(DRIVE_BYTES), options.strip)?;
-    assert_eq!(spec.drives(), plan.drives(), "{plan:?}");
-    Ok((plan, spec))
-}
-
-/// Why a new store has the plan that it has.
-fn why(options: &Up) -> &'static str {
-    match (options.drives, level(options)) {
-        (_, Some(_)) => "as asked for",
-        (Some(_), None) => "chosen for that number of drives; --level or --code ask for another code",
-        (None, None) => "the default; --drives, --level and --code ask for others",
-    }
-}
-
-fn dry_run(options: &Up, json: bool) -> Result<ExitCode> {
-    let (plan, spec) = wanted_store(options)?;
-    let [read, write] = options.rates[..] else { bail!("--rates takes two rates") };
-    if read == 0 || write == 0 {
-        bail!("--rates: a drive reads and writes something");
-    }
-    let report = spec.report(&plan, read, write)?;
-    assert!(report.usable_bytes < report.raw_bytes, "{report:?}");
-    match json {
-        true => println!("{}", serde_json::to_string_pretty(&report)?),
-        false => crate::show::plan(&report, why(options)),
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn new_paths(folder: &Folder, spec: &StoreSpec) -> Result<Vec<String>> {
-    let drives = folder.path.join("drives");
-    std::fs::create_dir_all(&drives).with_context(|| format!("{} cannot be made", drives.display()))?;
-    Ok((0..spec.drives())
-        .map(|number| drives.join(format!("drive-{number}")).display().to_string())
-        .collect())
 }
 
 fn refuse_other_parameters(file: &StoreFile, options: &Up) -> Result<()> {
@@ -416,6 +367,11 @@ fn refuse_other_layout(drives: &DriveSet, options: &Up) -> Result<()> {
         && wanted != groups
     {
         wrong.push(format!("its layout is {}, not {wanted} groups", made.layout));
+    }
+    if let Some(wanted) = options.domains
+        && wanted != made.domains
+    {
+        wrong.push(format!("its drives are in {} failure domains, not {wanted}", made.domains));
     }
     if let Some(wanted) = options.strip
         && wanted != made.strip_bytes

@@ -55,10 +55,20 @@ impl FileDrive {
         let fail = |source| OpenError::Io { path: path.to_owned(), source };
         let mut options = OpenOptions::new();
         options.read(true).write(true);
-        let direct_flag = OFlags::DIRECT.bits().cast_signed();
-        let (file, direct) = match options.clone().custom_flags(direct_flag).open(path) {
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
-                (options.open(path).map_err(fail)?, false)
+        // The kernel lets nobody mount, format or assemble a device that is open so, and refuses one that is
+        // in use. For files the flag has no meaning.
+        let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+        let own = if is_device { OFlags::EXCL } else { OFlags::empty() };
+        let open =
+            |flags: OFlags| options.clone().custom_flags((flags | own).bits().cast_signed()).open(path);
+        let is =
+            |error: &io::Error, errno: rustix::io::Errno| error.raw_os_error() == Some(errno.raw_os_error());
+        let (file, direct) = match open(OFlags::DIRECT) {
+            Err(error) if is(&error, rustix::io::Errno::INVAL) => {
+                (open(OFlags::empty()).map_err(fail)?, false)
+            }
+            Err(error) if is_device && is(&error, rustix::io::Errno::BUSY) => {
+                return Err(OpenError::Locked(path.to_owned()));
             }
             other => (other.map_err(fail)?, true),
         };
@@ -96,6 +106,16 @@ impl FileDrive {
         match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
             _ => File::open(".")?.sync_all(),
+        }
+    }
+
+    /// The size of the file or block device at `path` in bytes.
+    pub fn size_at(path: &Path) -> io::Result<u64> {
+        let file = File::open(path)?;
+        let kind = file.metadata()?.file_type();
+        match kind.is_file() || kind.is_block_device() {
+            true => size_of(&file),
+            false => Err(io::Error::other("it is neither a regular file nor a block device")),
         }
     }
 

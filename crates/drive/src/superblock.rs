@@ -8,7 +8,7 @@
 
 use crate::copies::{self, COPY_BYTES, FoundCopies, Holder, Kind, MOST_BODY_BYTES, Sites, TwoCopies};
 use crate::{Class, Drive, DriveError, Io};
-use penstock_base::num::to_u16;
+use penstock_base::num::{to_u16, to_usize};
 use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, Features, PoolId, StoreId};
 
 /// Slices start on a multiple of this many bytes.
@@ -288,6 +288,23 @@ pub async fn read(drive: &dyn Drive) -> Result<Superblock, SuperblockError> {
     }
 }
 
+/// True if a drive has something in front of the first slice or behind the last one, whatever it is.
+/// Everything that uses a drive leaves a trace there: partition tables, file systems, and managers of volumes
+/// and RAID. [`SuperblockError::Blank`] says less: btrfs begins behind the place of a superblock.
+pub async fn is_used(drive: &dyn Drive) -> Result<bool, DriveError> {
+    let (io, size) = (Io::new(Class::Meta, "superblock.traces"), drive.size_bytes());
+    if size < SMALLEST_BYTES {
+        return Ok(false);
+    }
+    for (at, end) in [(0, SLICE_ALIGN_BYTES), (slices_end(size), size)] {
+        let found = drive.read(at, BufMut::zeroed(to_usize(end - at)), io).await?;
+        if found.as_ref().iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Writes zeros over both copies: the drive is blank again.
 pub async fn clear(drive: &dyn Drive) -> Result<(), DriveError> {
     let io = Io::new(Class::Meta, "superblock.clear");
@@ -414,6 +431,24 @@ mod tests {
             }
         });
         assert_eq!(block_on(read(&drive)).unwrap(), newer);
+    }
+
+    /// Regression: btrfs begins at 64 KiB, and a drive with it counted as blank.
+    #[test]
+    fn a_drive_with_something_behind_the_superblock_is_used() {
+        let size = (16 << 20) + 4096;
+        for (at, is_used) in
+            [(64 << 10, true), ((1 << 20) - 4096, true), (1 << 20, false), (size - 4096, true)]
+        {
+            let drive = crate::MemoryDrive::new(size as usize);
+            let io = Io::new(crate::Class::Meta, "test");
+            assert!(!block_on(super::is_used(&drive)).unwrap());
+            block_on(drive.write(at, Buf::copy_from(&[1; 4096]), io)).unwrap();
+            assert_eq!(block_on(super::is_used(&drive)).unwrap(), is_used, "{at}");
+            if at > 0 && at < size - 65536 {
+                assert!(matches!(block_on(read(&drive)), Err(SuperblockError::Blank)));
+            }
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //!
 //! A strip moves to a spare place of its row. The places are tried in turn, from another one in each band. A
 //! place is taken if its member has not failed, holds no other strip of the stripe and no other strip that
-//! has moved to it, and if its failure domain does not get more strips of the stripe than the code can lose.
+//! has moved to it, and if its failure domain does not get more strips of the stripe than the code can lose,
+//! now or when strips come back to their own places: a strip that has moved counts in both domains.
 
 use crate::search::{Cells, Loads, first_spare};
 use crate::shape::{LayoutError, Place, Shape, index};
@@ -149,19 +150,22 @@ impl Declustered {
         let shape = self.shape();
         let first = self.first_spare(self.band_of(stripe));
         let others = (0..shape.strips).filter(|other| *other != strip);
-        let others: Vec<usize> = others
-            .map(|other| match spare_of(other) {
-                Some(spare) => self.spare_place(stripe, other, spare).member,
-                None => self.place(stripe, other).member,
+        // The present member of each other strip, and its own one, to which it will come back.
+        let others: Vec<(usize, usize)> = others
+            .map(|other| {
+                let own = self.place(stripe, other).member;
+                let moved = |spare| self.spare_place(stripe, other, spare).member;
+                (spare_of(other).map_or(own, moved), own)
             })
             .collect();
         let may_take = |spare: &usize| {
             let member = self.spare_place(stripe, strip, *spare).member;
+            let is_with = |other: usize| shape.domain(other) == shape.domain(member);
             // A lost strip that has not been made again yet is on a member that has failed, and counts.
-            let in_domain = others.iter().filter(|other| shape.domain(**other) == shape.domain(member));
+            let in_domain = others.iter().filter(|(present, own)| is_with(*present) || is_with(*own));
             !is_lost(member)
                 && !is_taken(*spare)
-                && !others.contains(&member)
+                && others.iter().all(|(present, _)| *present != member)
                 && in_domain.count() < shape.most_in_domain()
         };
         let mut in_turn = (0..shape.spares).map(|turn| (first + turn) % shape.spares);

@@ -209,6 +209,12 @@ impl Random {
         let wide = u128::from(mixed ^ (mixed >> 31)) * limit as u128;
         usize::try_from(wide >> 64).expect("it is below the limit")
     }
+
+    fn shuffle(&mut self, items: &mut [usize]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
 }
 
 /// Searches for base permutations of a shape with an even load, from a seed. Fails if the shape is not
@@ -243,12 +249,25 @@ pub fn search(shape: Shape, seed: u64) -> Result<Vec<Vec<u8>>, LayoutError> {
     Ok(bases.iter().map(Cells::members).collect())
 }
 
-/// A random permutation.
+/// A random permutation. Failure domains of several members take turns, in one order: so the cells of a
+/// stripe, which follow each other, are in as many domains as possible. Only where a stripe goes on in the
+/// next row may the order be broken.
 fn shuffled(shape: &Shape, random: &mut Random) -> Cells {
-    let members: Vec<usize> = (0..shape.members).collect();
-    let mut base = Cells { cells: members.clone(), members };
-    for cell in (1..shape.members).rev() {
-        base.swap(cell, random.below(cell + 1));
+    let mut members: Vec<usize> = (0..shape.members).collect();
+    random.shuffle(&mut members);
+    if shape.domains < shape.members {
+        let mut order: Vec<usize> = (0..shape.domains).collect();
+        random.shuffle(&mut order);
+        let in_domain = |domain: usize| {
+            members.iter().copied().filter(|member| shape.domain(*member) == domain).collect::<Vec<_>>()
+        };
+        let of_domains: Vec<Vec<usize>> = order.into_iter().map(in_domain).collect();
+        let rounds = 0..shape.members / shape.domains;
+        members = rounds.flat_map(|round| of_domains.iter().map(move |members| members[round])).collect();
+    }
+    let mut base = Cells { cells: vec![0; members.len()], members };
+    for (cell, member) in base.members.iter().enumerate() {
+        base.cells[*member] = cell;
     }
     base
 }

@@ -10,6 +10,8 @@ use penstock_array::format::descriptor::Role;
 pub struct DataLayout {
     /// The arrangement of stripes over the drives.
     pub arrangement: Arrangement,
+    /// Failure domains: as many as drives if each one fails alone.
+    pub domains: usize,
     /// Bytes of data in a strip.
     pub strip_bytes: u64,
     /// The layout in a few words.
@@ -22,11 +24,13 @@ impl DataLayout {
         let arrays = drives.arrays();
         let data = arrays.iter().find(|array| array.role() == Role::Data)?;
         let layout = data.layout();
-        let arrangement = match layout {
-            Layout::Fixed(_) => Arrangement::Groups(layout.members() / layout.strips()),
-            Layout::Declustered(_) => Arrangement::Declustered { spares: layout.spares() },
+        let (arrangement, domains) = match layout {
+            Layout::Fixed(_) => (Arrangement::Groups(layout.members() / layout.strips()), layout.members()),
+            Layout::Declustered(spread) => {
+                (Arrangement::Declustered { spares: layout.spares() }, spread.shape().domains)
+            }
         };
         let strip_bytes = data.geometry().strip_bytes() as u64;
-        Some(Self { arrangement, strip_bytes, layout: layout.describe() })
+        Some(Self { arrangement, domains, strip_bytes, layout: layout.describe() })
     }
 }

@@ -9,9 +9,9 @@ use crate::event::{EventKind, Severity, drive_object};
 use crate::events::Events;
 use crate::layout::allocate;
 use penstock_array::{Array, MemberNo, clear_label};
-use penstock_base::env::random_id;
+use penstock_base::env::{random_id, timeout};
 use penstock_base::{DriveId, Env, StoreId};
-use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError, slices_end};
+use penstock_drive::superblock::{self, SliceEntry, Superblock, SuperblockError, slices_end};
 use penstock_drive::{DriveHandle, Slice};
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -236,7 +236,14 @@ impl DriveSet {
             return refuse(format!("{path}: no answer within {ANSWER:?}"));
         };
         match read {
-            Err(SuperblockError::Blank) if found == Found::Device => Ok(()),
+            Err(SuperblockError::Blank) if found == Found::Device => {
+                match timeout(&self.env, ANSWER, superblock::is_used(&*drive)).await {
+                    Some(Ok(false)) => Ok(()),
+                    Some(Ok(true)) => refuse(format!("{path} is not blank")),
+                    Some(Err(error)) => refuse(format!("{path}: {error}")),
+                    None => refuse(format!("{path}: no answer within {ANSWER:?}")),
+                }
+            }
             Ok(known) if known.store == self.store => {
                 let in_use = |drive: &Rc<DriveHandle>| drive.id() == known.drive && drive.is_online();
                 match self.list.borrow().iter().any(in_use) {

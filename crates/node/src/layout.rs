@@ -5,14 +5,14 @@
 //! Arrays with their labels are written first and superblocks last, so a power cut while a store is made
 //! leaves drives without superblocks, which are never taken for a store.
 
-use crate::backing::{Backing, Found, read_superblock};
+use crate::backing::{ANSWER, Backing, Found, read_superblock};
 use crate::error::StartError;
 use crate::holding::Holding;
 use crate::plan::Plan;
 use crate::report::PlanReport;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{ArrayError, CreateSpec, Geometry, create};
-use penstock_base::env::random_id;
+use penstock_base::env::{random_id, timeout};
 use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{BLOCK_BYTES, DriveId, Env, PoolId, StoreId};
 use penstock_drive::superblock::{self, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError};
@@ -192,13 +192,31 @@ pub(crate) fn allocate(
     ranges.try_for_each(|range| backing.allocate(path, offset + range.start..offset + range.end))
 }
 
-/// Makes a store on drives at `paths`, where nothing exists or the drives are blank. Returns its identifier.
-/// If `found` says that the making of a store was interrupted, its drives are made again.
+/// The drives of a store to be made, in the order of members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NewDrives {
+    /// Files that are made, at paths that nobody else uses. Blank ones of a store whose making was
+    /// interrupted are made again.
+    Files(Vec<String>),
+    /// Block devices and empty files that exist.
+    Given(Vec<String>),
+}
+
+impl NewDrives {
+    /// Their paths.
+    pub fn paths(&self) -> &[String] {
+        let (Self::Files(paths) | Self::Given(paths)) = self;
+        paths
+    }
+}
+
+/// Makes a store on drives where nothing exists or the drives are blank. Returns its identifier. If `found`
+/// says that the making of a store was interrupted, its drives are made again.
 pub async fn create_store(
     env: &Env,
     backing: &dyn Backing,
     spec: &StoreSpec,
-    paths: &[String],
+    drives: &NewDrives,
     found: &Holding,
 ) -> Result<StoreId, StartError> {
     match found {
@@ -211,6 +229,8 @@ pub async fn create_store(
         }
     }
     let (store, pool) = (StoreId(random_id(env)), PoolId(random_id(env)));
+    let paths = drives.paths();
+    let are_given = matches!(drives, NewDrives::Given(_));
     if paths.len() != spec.drives() {
         return Err(StartError::Refused(format!(
             "code {}+{} is to lie on {} drives and {} are given",
@@ -221,12 +241,22 @@ pub async fn create_store(
         )));
     }
     for path in paths {
-        if backing.look(path).map_err(StartError::Refused)? == Found::Nothing {
-            continue;
+        let what = backing.look(path).map_err(StartError::Refused)?;
+        match what {
+            Found::Nothing if are_given => {
+                return Err(StartError::Refused(format!("there is nothing at {path}; nothing was changed")));
+            }
+            Found::Nothing => continue,
+            Found::EmptyFile | Found::File | Found::Device => {}
         }
         let drive = backing.open(path).map_err(StartError::Refused)?;
         let is_free = match read_superblock(env, &*drive).await {
-            Some(Err(SuperblockError::Blank | SuperblockError::Shrunk { found: 0, .. })) => true,
+            // A file with contents may have some that are not seen at its ends.
+            Some(Err(SuperblockError::Blank)) if are_given && what == Found::File => false,
+            Some(Err(SuperblockError::Blank)) => {
+                matches!(timeout(env, ANSWER, superblock::is_used(&*drive)).await, Some(Ok(false)))
+            }
+            Some(Err(SuperblockError::Shrunk { found: 0, .. })) => true,
             Some(Ok(_)) if *found == Holding::Unfinished => {
                 // If this is cut as well, the drive is not taken for one of the store that is made now.
                 superblock::clear(&*drive)
@@ -238,7 +268,7 @@ pub async fn create_store(
         };
         if !is_free {
             return Err(StartError::Refused(format!(
-                "{path} exists and is not blank, or does not answer; nothing was changed"
+                "{path} is not blank, or does not answer; nothing was changed. If nobody wants what is there, `wipefs --all` clears a device; remove a file"
             )));
         }
     }

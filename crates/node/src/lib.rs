@@ -54,7 +54,7 @@ pub use events::Events;
 pub use holding::Holding;
 pub use inspect::{Detail, inspect};
 pub use keeper::{Keeper, KeptFile};
-pub use layout::{StoreSpec, create_store};
+pub use layout::{NewDrives, StoreSpec, create_store};
 pub use level::Level;
 pub use node::Node;
 pub use penstock_array::{Lacking, RebuildRate};

@@ -33,21 +33,57 @@ pub struct Plan {
     k: usize,
     m: usize,
     arrangement: Arrangement,
+    /// Failure domains of equal size: drive `n` is in domain `n % domains`. As many as drives if each one
+    /// fails alone.
+    domains: usize,
 }
 
 impl Plan {
     /// The plan for a number of drives of which nothing else is said.
     pub fn for_drives(drives: usize) -> Result<Self, StartError> {
-        let (k, m) = match drives {
-            0 => return Err(StartError::Refused("a store has at least one drive".into())),
-            1 => (1, 0),
-            2 => (1, 1),
-            3 => (2, 1),
-            _ if drives < SPREAD_FROM => (drives - 2, 2),
-            _ if drives < THREE_FROM => (8, 2),
-            _ => (8, 3),
-        };
+        let (k, m) = default_code(drives)?;
         Self::of_code(drives, k, m)
+    }
+
+    /// The same for drives in so many failure domains of equal size, as enclosures or controllers are: a
+    /// shorter code if the default one has more strips than the domains can take.
+    pub fn for_domains(drives: usize, domains: usize) -> Result<Self, StartError> {
+        let (k, m) = default_code(drives)?;
+        let k = k.min((domains.saturating_mul(m)).saturating_sub(m)).max(1);
+        Self::of_code(drives, k, m)?.in_domains(domains)
+    }
+
+    /// The same with no more than m strips of a stripe, and as many copies of metadata, in one of so many
+    /// failure domains of equal size. Drive `n` is in domain `n % domains`.
+    pub fn in_domains(self, domains: usize) -> Result<Self, StartError> {
+        let Self { drives, k, m, .. } = self;
+        let refuse = |why: String| Err(StartError::Refused(why));
+        if domains < 2 || !drives.is_multiple_of(domains) {
+            return refuse(format!(
+                "{drives} drives do not make {domains} failure domains of equal size; there are at least two"
+            ));
+        }
+        if domains < drives && k + m > domains * m {
+            return refuse(format!(
+                "code {k}+{m} in {domains} failure domains: a stripe has {} strips, and at most {m} of them in \
+                 each domain have place; a shorter code or more redundancy has",
+                k + m
+            ));
+        }
+        if let Arrangement::Groups(2..) = self.arrangement {
+            return refuse(
+                "stripes in several groups of drives take no failure domains; k+m spreads them".into(),
+            );
+        }
+        // Even a single group: its layout knows no domains.
+        let arrangement = match self.arrangement {
+            Arrangement::Groups(_) if domains < drives => Arrangement::Declustered { spares: 0 },
+            Arrangement::Declustered { spares } if domains < drives => {
+                Arrangement::Declustered { spares: spares_apart(drives, (k, m), domains, spares) }
+            }
+            other => other,
+        };
+        Ok(Self { domains, arrangement, ..self })
     }
 
     /// The plan for a code on a number of drives: one group if they are as many as strips, else spread over
@@ -75,7 +111,7 @@ impl Plan {
         if let Arrangement::Declustered { spares } = arrangement {
             assert!(strips + spares <= drives, "{k}+{m} and {spares} spare on {drives} drives");
         }
-        Ok(Self { drives, k, m, arrangement })
+        Ok(Self { drives, k, m, arrangement, domains: drives })
     }
 
     /// The plan for a code in so many groups of as many drives as a stripe has strips.
@@ -87,7 +123,7 @@ impl Plan {
 
     /// The same with room on the others for the contents of so many drives.
     pub fn with_spares(self, spares: usize) -> Result<Self, StartError> {
-        let Self { drives, k, m, arrangement } = self;
+        let Self { drives, k, m, arrangement, .. } = self;
         let Arrangement::Declustered { .. } = arrangement else {
             let why = "groups have no spare space: a lost drive is rebuilt when a new one is in its place";
             return match spares {
@@ -110,9 +146,13 @@ impl Plan {
         let (k, strips) = (1, 1 + self.m);
         let spares = match self.arrangement {
             Arrangement::Groups(_) => 0,
+            Arrangement::Declustered { spares } if self.domains < self.drives => {
+                spares_apart(self.drives, (k, self.m), self.domains, spares)
+            }
             Arrangement::Declustered { spares } => spares.min(self.drives - strips),
         };
-        let arrangement = match self.drives.is_multiple_of(strips) && spares == 0 {
+        let is_even = self.drives.is_multiple_of(strips) && spares == 0 && self.domains == self.drives;
+        let arrangement = match is_even {
             true => Arrangement::Groups(self.drives / strips),
             false => Arrangement::Declustered { spares },
         };
@@ -145,8 +185,8 @@ impl Plan {
 
     /// The parameters of stripes that are spread with so many spare places in a row.
     fn shape(&self, spares: usize) -> Shape {
-        let Self { drives: members, k, m: redundancy, .. } = *self;
-        Shape { members, strips: k + redundancy, redundancy, spares, domains: members }
+        let Self { drives: members, k, m: redundancy, domains, .. } = *self;
+        Shape { members, strips: k + redundancy, redundancy, spares, domains }
     }
 
     /// The layout. For stripes that are spread it is searched for, which may take some seconds for hundreds
@@ -172,7 +212,11 @@ impl Plan {
             1 => "one drive may be lost".to_owned(),
             m => format!("{m} drives may be lost at the same time"),
         };
-        if self.survives_in_each_group() { format!("{any} in each group") } else { any }
+        match (self.survives_in_each_group(), self.domains < self.drives) {
+            (true, _) => format!("{any} in each group"),
+            (_, true) => format!("{any}, or one of {} failure domains", self.domains),
+            _ => any,
+        }
     }
 
     /// Seconds until a lost drive's strips are made again, if `used_bytes` of it are, and each drive reads
@@ -194,7 +238,7 @@ impl Plan {
 
     /// The plan in one line, for people.
     pub fn describe(&self) -> String {
-        let Self { k, m, drives, arrangement } = self;
+        let Self { k, m, drives, arrangement, .. } = self;
         let survives = self.survives();
         match arrangement {
             Arrangement::Groups(1) => format!("code {k}+{m} on {drives} drives; {survives}"),
@@ -211,6 +255,31 @@ impl Plan {
             }
         }
     }
+}
+
+/// The code for a number of drives of which nothing else is said.
+fn default_code(drives: usize) -> Result<(usize, usize), StartError> {
+    Ok(match drives {
+        0 => return Err(StartError::Refused("a store has at least one drive".into())),
+        1 => (1, 0),
+        2 => (1, 1),
+        3 => (2, 1),
+        _ if drives < SPREAD_FROM => (drives - 2, 2),
+        _ if drives < THREE_FROM => (8, 2),
+        _ => (8, 3),
+    })
+}
+
+/// The number of spare places, about as many as wanted, with which stripes of a code keep failure domains
+/// apart: domains take turns in a row, and where a stripe goes on in the next row, that begins with the first
+/// one again, unless as many places of each domain are spare.
+fn spares_apart(drives: usize, (k, m): (usize, usize), domains: usize, wanted: usize) -> usize {
+    let strips = k + m;
+    if strips.div_ceil(domains) < m {
+        return wanted.min(drives - strips);
+    }
+    let of_all = wanted.next_multiple_of(domains);
+    if of_all <= MOST_SPARES && strips + of_all <= drives { of_all } else { 0 }
 }
 
 /// Drives whose contents have room on the others, if nothing is said of that.
@@ -294,6 +363,46 @@ mod tests {
             assert_eq!(layout.most_lost(lost), m, "{plan:?}");
             assert_eq!(mirrors.most_lost(lost) <= m, plan.survives_in_each_group(), "{plan:?}");
         }
+    }
+
+    /// Domains of drives that people have. The loss of one leaves what the code needs, of data and metadata,
+    /// and so does that of m drives.
+    #[test]
+    fn plans_in_failure_domains_have_layouts() {
+        for (drives, domains, code, spares) in [
+            (6, 3, (4, 2), 0),
+            (12, 2, (2, 2), 2),
+            (12, 4, (6, 2), 4),
+            (24, 2, (2, 2), 2),
+            (24, 4, (6, 2), 4),
+            (24, 6, (8, 2), 6),
+            (60, 5, (8, 2), 5),
+            (60, 12, (8, 2), 2),
+            (64, 4, (6, 2), 4),
+            (96, 4, (8, 3), 4),
+        ] {
+            let plan = Plan::for_domains(drives, domains).unwrap();
+            assert_eq!(
+                (plan.code(), plan.arrangement()),
+                (code, Arrangement::Declustered { spares }),
+                "{drives}"
+            );
+            for plan in [plan, plan.metadata()] {
+                let layout = plan.layout().unwrap_or_else(|error| panic!("{plan:?}: {error}"));
+                let of_one = (0..drives / domains).map(|at| MemberNo::new(at * domains)).collect();
+                assert!(layout.most_lost(of_one) <= plan.code().1, "{plan:?}");
+            }
+        }
+        let plan = Plan::for_domains(12, 4).unwrap();
+        assert!(
+            plan.survives().contains("2 drives may be lost at the same time, or one of 4 failure domains")
+        );
+        for (drives, domains) in [(12, 5), (12, 1), (12, 0), (3, 4)] {
+            assert!(Plan::for_domains(drives, domains).is_err(), "{drives} {domains}");
+        }
+        assert!(Plan::of_code(12, 8, 2).unwrap().in_domains(4).is_err());
+        assert!(Plan::in_groups(2, 4, 2).unwrap().in_domains(4).is_err());
+        assert_eq!(Plan::for_domains(6, 6).unwrap(), Plan::for_drives(6).unwrap(), "each fails alone");
     }
 
     #[test]

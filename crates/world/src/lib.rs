@@ -13,7 +13,7 @@ use penstock_client::{Client, Failure};
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Found, Holding, InProcess, Lacking, Node, Start, StartError, StoreSpec, create_store,
+    Backing, Found, Holding, InProcess, Lacking, NewDrives, Node, Start, StartError, StoreSpec, create_store,
     find_drives, look_for_store,
 };
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
@@ -178,8 +178,8 @@ impl Site {
         let there: Vec<String> = self.disks.borrow().keys().cloned().collect();
         let found = look_for_store(&env, &backing, &there, &*self.ownership).await;
         if found != Holding::Store {
-            let paths: Vec<String> = (0..self.spec.drives()).map(path).collect();
-            create_store(&env, &backing, &self.spec, &paths, &found).await?;
+            let drives = NewDrives::Files((0..self.spec.drives()).map(path).collect());
+            create_store(&env, &backing, &self.spec, &drives, &found).await?;
         }
         Ok(found)
     }

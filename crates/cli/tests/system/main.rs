@@ -14,6 +14,7 @@ mod doors;
 mod ends;
 mod fs_check;
 mod fsx;
+mod given_drives;
 mod histories;
 mod kill;
 mod lapse;

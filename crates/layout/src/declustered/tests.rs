@@ -4,7 +4,7 @@ use crate::search;
 use std::collections::BTreeSet;
 
 /// Shapes that people use: drives of a server, of a shelf, of several shelves.
-const SHAPES: [[usize; 5]; 18] = [
+const SHAPES: [[usize; 5]; 23] = [
     [4, 3, 1, 1, 4],
     [7, 6, 2, 1, 7],
     [8, 2, 1, 1, 8],
@@ -13,6 +13,10 @@ const SHAPES: [[usize; 5]; 18] = [
     [12, 6, 2, 1, 12],
     [12, 6, 2, 1, 6],
     [12, 6, 2, 0, 3],
+    [12, 8, 2, 0, 4],
+    [24, 4, 2, 2, 2],
+    [24, 8, 2, 4, 4],
+    [24, 3, 2, 4, 2],
     [23, 10, 2, 1, 23],
     [24, 6, 2, 1, 24],
     [24, 10, 2, 2, 24],
@@ -20,6 +24,7 @@ const SHAPES: [[usize; 5]; 18] = [
     [36, 11, 3, 2, 6],
     [48, 10, 2, 2, 8],
     [60, 10, 2, 2, 60],
+    [60, 10, 2, 5, 5],
     [90, 19, 3, 3, 90],
     [106, 10, 2, 4, 106],
     [256, 10, 2, 8, 256],
@@ -242,5 +247,55 @@ fn as_many_members_as_spare_places_may_fail_in_turn() {
         for band in 0..layout.period().min(100) {
             assert_eq!(check_homes(&layout, band, &[1, 5]), 0, "{of:?}, band {band}");
         }
+    }
+}
+
+/// Strips move and come back in any order, members fail and return. At no time has a failure domain more
+/// strips of a stripe than the code can lose.
+#[test]
+fn strips_that_move_and_come_back_keep_domains_apart() {
+    let mut state = 7u64;
+    let mut below = |bound: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+        (state >> 33) as usize % bound
+    };
+    for of in SHAPES.into_iter().filter(|of| of[4] < of[0] && of[3] > 0) {
+        let layout = layout(of);
+        let shape = *layout.shape();
+        let mut moved = 0;
+        for stripe in 0..layout.stripes(layout.period()).min(200) {
+            let mut spares: Vec<Option<usize>> = vec![None; shape.strips];
+            let mut failed: BTreeSet<usize> = BTreeSet::new();
+            for _ in 0..60 {
+                let member = below(shape.members);
+                if !failed.remove(&member) && failed.len() < 3 {
+                    failed.insert(member);
+                }
+                let strip = below(shape.strips);
+                let place = |strip: usize, spare: Option<usize>| match spare {
+                    Some(spare) => layout.spare_place(stripe, strip, spare),
+                    None => layout.place(stripe, strip),
+                };
+                if failed.contains(&place(strip, spares[strip]).member) {
+                    let taken = |spare| {
+                        (0..shape.strips).any(|at| {
+                            spares[at].is_some_and(|other| {
+                                place(at, Some(other)) == layout.spare_place(stripe, strip, spare)
+                            })
+                        })
+                    };
+                    let is_lost = |member| failed.contains(&member);
+                    let found = layout.find_spare(stripe, strip, |at| spares[at], taken, is_lost);
+                    moved += usize::from(found.is_some());
+                    spares[strip] = found.or(spares[strip]);
+                } else if spares[strip].is_some() && !failed.contains(&layout.place(stripe, strip).member) {
+                    spares[strip] = None;
+                }
+                let mut domains = vec![0; shape.domains];
+                (0..shape.strips).for_each(|at| domains[shape.domain(place(at, spares[at]).member)] += 1);
+                assert!(domains.iter().all(|count| *count <= shape.most_in_domain()), "{of:?}: {domains:?}");
+            }
+        }
+        assert!(moved > 0, "{of:?}: nothing moved");
     }
 }

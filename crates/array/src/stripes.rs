@@ -285,8 +285,10 @@ impl Stripes {
         if let Entry::Fresh { stripe, .. } = entry {
             self.pending_pages.borrow_mut().remove(stripe);
         }
-        if !lacking.is_empty() {
-            // The members may have everything else, and then nothing but resync looks at them.
+        // The members whose places it was not written to may be back by now.
+        let has_moved = matches!(entry, Entry::Fresh { moves, .. } if !moves.moved().is_empty());
+        if !lacking.is_empty() || has_moved {
+            // They may have everything else, and then nothing but resync looks at them.
             self.context.signals.resync.notify_one();
         }
     }

@@ -60,6 +60,8 @@ const BYTES_OF_A_MEMBER: u64 = 8 << 20;
 const BYTES: RangeInclusive<u64> = 64 << 20..=256 << 20;
 /// Most stripes that are read at the same time.
 const READ: usize = 256;
+/// Stripes that are found to be lost at a time.
+const LISTED_AT_A_TIME: usize = 1024;
 /// Stripes rebuilt between two flushes.
 const BATCH: usize = 4;
 /// Stripes that are worked on for one that is read: others are written, flushed, read back and recorded.
@@ -125,12 +127,26 @@ struct Tally {
     failed: u64,
 }
 
+/// Nothing that is lacking can be made: strips have no place to go, or their stripes are lost. It is looked
+/// at again at a time, or when something is not as it was.
+#[derive(PartialEq, Eq)]
+struct Stuck {
+    until: Duration,
+    as_it_was: Lacking,
+}
+
+/// All that decides if something can be made.
+#[derive(PartialEq, Eq)]
+struct Lacking {
+    gone: MemberSet,
+    /// The stale strips of each member that takes I/O. New ones of others change nothing.
+    stale: Vec<(MemberNo, u64)>,
+}
+
 /// The progress of the rebuild.
 pub(crate) struct RebuildState {
     progress: Cell<Option<JobProgress>>,
-    /// Strips that are left on these lost members have no place to go. They look for one again at this time,
-    /// or when others are lost or back.
-    stuck: Cell<Option<(Duration, MemberSet)>>,
+    stuck: RefCell<Option<Stuck>>,
     /// Members in the present round.
     tally: RefCell<BTreeMap<MemberNo, Tally>>,
     rate: RefCell<Rate>,
@@ -142,7 +158,7 @@ impl RebuildState {
     pub(crate) fn new(geo: &Geometry) -> Self {
         Self {
             progress: Cell::default(),
-            stuck: Cell::default(),
+            stuck: RefCell::default(),
             tally: RefCell::default(),
             rate: RefCell::default(),
             reading: Semaphore::new(read_at_a_time(geo)),
@@ -205,10 +221,8 @@ impl Rebuild {
                 continue;
             }
             if !self.has_work() {
-                match self.state.stuck.get().filter(|_| self.is_stuck()) {
-                    Some((until, _)) => {
-                        let _ = timeout(env, until.saturating_sub(env.now()), woken).await;
-                    }
+                match self.stuck_until() {
+                    Some(until) => drop(timeout(env, until.saturating_sub(env.now()), woken).await),
                     None => woken.await,
                 }
                 continue;
@@ -240,24 +254,37 @@ impl Rebuild {
 
     /// True if a member takes I/O and does not count yet.
     fn is_back(&self, member: MemberNo) -> bool {
-        self.members.is_reachable(member) && self.members.stale().contains(member)
+        self.members.is_reachable(member) && self.members.stale().contains(member) && !self.is_stuck()
     }
 
     /// The strips of a member that may be made again.
     fn need(&self, member: MemberNo) -> u64 {
+        if self.is_stuck() {
+            return 0;
+        }
         let on = self.stripes.census().on(member);
         match self.members.is_reachable(member) {
             true => on.stale,
-            false if self.context.layout.spares() > 0 && !self.is_stuck() => on.strips,
+            false if self.context.layout.spares() > 0 => on.strips,
             false => 0,
         }
     }
 
     fn is_stuck(&self) -> bool {
-        let holds = |(until, gone): (Duration, MemberSet)| {
-            self.context.env.now() < until && gone == self.members.gone()
-        };
-        self.state.stuck.get().is_some_and(holds)
+        self.stuck_until().is_some()
+    }
+
+    /// The time at which it is to be looked again if anything can be made; none if that is not known now.
+    fn stuck_until(&self) -> Option<Duration> {
+        let stuck = self.state.stuck.borrow();
+        let stuck = stuck.as_ref().filter(|stuck| self.context.env.now() < stuck.until);
+        stuck.filter(|stuck| stuck.as_it_was == self.all_lacking()).map(|stuck| stuck.until)
+    }
+
+    fn all_lacking(&self) -> Lacking {
+        let (census, reachable) = (self.stripes.census(), self.members.reachable());
+        let stale = reachable.iter().map(|member| (member, census.on(member).stale)).collect();
+        Lacking { gone: self.members.gone(), stale }
     }
 
     fn has_to_bring_back(&self) -> bool {
@@ -278,14 +305,6 @@ impl Rebuild {
         self.state.progress.set(None);
         self.end_tally();
         let is_done = result? && progress.failed_stripes == 0;
-        if !is_done && progress.done_stripes == 0 && progress.failed_stripes == 0 {
-            // Nothing was found that can be done, unless it was not looked at, or is new.
-            if is_from_start && !self.has_something_to_make().await? {
-                self.state.stuck.set(Some((self.context.env.now() + LOOK_AGAIN, self.members.gone())));
-            }
-            // Work that nobody finds must not be looked for without a rest.
-            return Ok(!is_from_start || !self.has_work());
-        }
         let mut is_whole = is_done;
         for member in self.members.reachable().common(self.members.stale()).iter() {
             let misses = self.stripes.pending_misses_on(MemberSet::one(member));
@@ -295,14 +314,22 @@ impl Rebuild {
                     && self.activate(member, lives[member.index()]).await?;
             }
         }
+        if !is_done && progress.done_stripes == 0 && progress.failed_stripes == 0 {
+            // Nothing was found that can be done, unless it was not looked at, or is new.
+            if is_from_start && !self.has_something_to_make().await? {
+                let until = self.context.env.now() + LOOK_AGAIN;
+                self.state.stuck.replace(Some(Stuck { until, as_it_was: self.all_lacking() }));
+            }
+            // Work that nobody finds must not be looked for without a rest.
+            return Ok(!is_from_start || !self.has_work());
+        }
         Ok(is_whole)
     }
 
     /// True if a stripe lacks a strip for which there is a place.
     async fn has_something_to_make(&self) -> Result<bool, ArrayError> {
         self.stripes.counted().await?;
-        let worst = self.stripes.census().worst();
-        for lacking in 1..=worst {
+        for lacking in 1..=self.worst_that_can_be_made() {
             if !self.find(Pass::Lacking(lacking), Stripe(0), 1).await?.is_empty() {
                 return Ok(true);
             }
@@ -324,16 +351,39 @@ impl Rebuild {
         Ok(true)
     }
 
+    /// The most strips that a stripe lacks of which strips can be made.
+    fn worst_that_can_be_made(&self) -> usize {
+        self.stripes.census().worst().min(self.context.geo.m)
+    }
+
+    /// Lists the stripes of which nothing can be made as unreadable.
+    async fn list_lost(&self) -> Result<(), ArrayError> {
+        let (gone, most, layout) = (self.members.gone(), self.context.geo.m, &self.context.layout);
+        while self.stripes.census().worst() > most {
+            let may_have = |table: &StripeTable, page| table.most_lacking_of(page, gone) > most;
+            let is_lost = |stripe, state: StripeState| {
+                state.lacking(layout, stripe, gone).len() > most && !self.stripes.map().is_unreadable(stripe)
+            };
+            let lost =
+                self.stripes.find(Stripe(0)..END, LISTED_AT_A_TIME, Unread::Waits, may_have, is_lost).await?;
+            let Some(first) = lost.first() else { break };
+            tracing::error!(array = self.context.name, %first, stripes = lost.len(), "too few strips are left");
+            lost.into_iter().for_each(|stripe| self.stripes.map_mut().set_unreadable(stripe));
+        }
+        Ok(())
+    }
+
     /// Returns true if all that could be done is.
     async fn passes(&self, begin: &mut Stripe, progress: &mut JobProgress) -> Result<bool, ArrayError> {
         loop {
             self.stripes.counted().await?;
-            let mut level = self.stripes.census().worst();
+            self.list_lost().await?;
+            let mut level = self.worst_that_can_be_made();
             while level > 0 {
                 let above = self.pass(Pass::Lacking(level), begin, progress).await?;
                 // A member was lost meanwhile: its stripes come first.
                 self.stripes.counted().await?;
-                level = if above { self.stripes.census().worst() } else { level - 1 };
+                level = if above { self.worst_that_can_be_made() } else { level - 1 };
             }
             // Stripes whose record is on its way may lack strips of members that take I/O too: the table
             // shows them after a flush. New ones that lack members which are gone end no round.

@@ -27,7 +27,7 @@ impl StripeState {
     }
 
     /// The strips that a stripe in this state lacks without those on the `absent` members.
-    pub(super) fn lacking(self, layout: &Layout, stripe: Stripe, absent: MemberSet) -> Positions {
+    pub(crate) fn lacking(self, layout: &Layout, stripe: Stripe, absent: MemberSet) -> Positions {
         self.stale.with(layout.strips_on(stripe, self.moves, |member| absent.contains(member)))
     }
 

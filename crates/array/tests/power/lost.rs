@@ -361,3 +361,42 @@ fn a_stripe_that_waits_keeps_no_member_from_counting() {
     })
     .unwrap();
 }
+
+/// A stripe is written past a lost member, which is replaced and rebuilt before the stripe's record is
+/// durable. Regression: the strip stayed in its spare place until something else was lost, and a wait for the rebuild
+/// did not end.
+#[test]
+fn a_strip_that_was_written_past_a_member_comes_back_to_it() {
+    let mut site = Site::new(spread(4, 2, 10, 2));
+    let on = |stripe| -> Vec<usize> {
+        let places = site.spec.layout.places(Stripe(stripe), Default::default());
+        places.map(|place| place.member.index()).collect()
+    };
+    let stripe = (0..).find(|stripe| on(*stripe).contains(&3) && on(*stripe).contains(&0)).unwrap();
+    let geometry = Geometry::fit(&site.spec, slice_bytes()).unwrap();
+    let strips = metadata_of(&geometry).end..DISK_BYTES - (2 << 20);
+    site.prepare = Box::new(move |number, drive| {
+        if number == 0 {
+            drive.plant_within(Op::Write, 0, Fault::Slow(Duration::from_secs(5)), strips.clone());
+        }
+    });
+    let new = SimDisk::new(DISK_BYTES);
+    life(&site, 15, &[3], async |machine| {
+        let write = write_fresh(machine, stripe, 1);
+        let replace = async {
+            machine.env.sleep(Duration::from_millis(20)).await;
+            machine.replace(&new, 3, 9).await?;
+            machine.array.wait_rebuilt().await;
+            Ok::<_, ArrayError>(())
+        };
+        let (written, replaced) = futures_util::future::join(write, replace).await;
+        written.and(replaced)?;
+        machine.volume.flush().await?;
+        machine.array.wait_rebuilt().await;
+        let moved: u64 = machine.array.report().members.iter().map(|member| member.moved_strips).sum();
+        assert_eq!(moved, 0);
+        assert_eq!(tags(&machine.volume, stripe * machine.volume.stripe_blocks(), 1).await?, [1]);
+        Ok(())
+    })
+    .unwrap();
+}

@@ -3,7 +3,7 @@
 use crate::bench::{self, Machine, Site, buf_of, plan, spec, tags, write_fresh};
 use crate::outdated::life;
 use penstock_array::place::{MemberNo, Position};
-use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard, Layout, Site as WriteSite};
+use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard, Lacking, Layout, Site as WriteSite};
 use penstock_base::Stripe;
 use penstock_drive::{Fault, Op};
 use penstock_sim::World;
@@ -462,6 +462,72 @@ fn no_stripe_is_written_that_could_not_be_read() {
         machine.volume.flush().await?;
         assert!(machine.array.report().state != ArrayState::Failed);
         check(machine).await
+    })
+    .unwrap();
+}
+
+/// Three of ten members are lost for good with 4+2, at once. When that is accepted, stripes that have four
+/// strips left can be read and are made whole, the others are listed, and new ones are written.
+#[test]
+fn more_members_than_the_code_survives_take_their_stripes_alone() {
+    let mut site = Site::new(spread(10, 2));
+    life(&site, 61, &[], async |machine| {
+        fill(machine).await?;
+        machine.array.close().await
+    })
+    .unwrap();
+    let gone = [0, 4, 9];
+    let refused = life(&site, 62, &gone, async |_| Ok(())).unwrap_err();
+    let ArrayError::WouldLose { stripes, .. } = refused else { panic!("{refused:?}") };
+    assert!(stripes > 0 && stripes < STRIPES / 2, "{stripes}");
+    site.lacking = Lacking::Accept;
+    let lost = life(&site, 63, &gone, async |machine| {
+        let blocks = machine.volume.stripe_blocks();
+        let (mut lost, mut kept) = (Vec::new(), 0);
+        for stripe in 0..STRIPES {
+            let places = machine.array.places(Stripe(stripe)).await?;
+            let left = places.iter().filter(|place| !gone.contains(&place.member.index())).count();
+            let read = tags(&machine.volume, stripe * blocks, blocks).await;
+            match left >= 4 {
+                true => kept += u64::from(read?.contains(&(1000 * (stripe + 1)))),
+                false => {
+                    assert!(matches!(read, Err(ArrayError::Unreadable { .. })), "{stripe}: {read:?}");
+                    lost.push(stripe);
+                }
+            }
+        }
+        assert_eq!((kept, lost.len() as u64), (STRIPES - stripes, stripes));
+        assert_eq!(machine.array.unreadable_stripes(), lost, "they are listed");
+        machine.volume.discard(lost[0], 1, Discard::OnDrives).await?;
+        write_fresh(machine, lost[0], 77).await?;
+        machine.volume.flush().await?;
+        machine.array.wait_rebuilt().await;
+        // There are not enough spare places for all of the others.
+        let debt = machine.array.redundancy_debt_stripes();
+        assert!((stripes - 1..STRIPES).contains(&debt), "{debt}");
+        machine.array.close().await?;
+        Ok(lost)
+    })
+    .unwrap();
+    // Until the drives are replaced each start asks.
+    let ids = gone.map(|at| {
+        site.replace(at);
+        (at, site.disks[at].clone())
+    });
+    life(&site, 64, &gone, async |machine| {
+        for (at, disk) in &ids {
+            machine.replace(disk, *at, 64).await?;
+        }
+        assert_eq!(machine.array.wait_rebuilt().await, stripes - 1, "all others are whole");
+        let blocks = machine.volume.stripe_blocks();
+        assert_eq!(tags(&machine.volume, lost[0] * blocks, 1).await?, [77]);
+        for stripe in (0..STRIPES).filter(|stripe| !lost.contains(stripe)) {
+            let found = tags(&machine.volume, stripe * blocks, blocks).await?;
+            assert!(found.contains(&(1000 * (stripe + 1))));
+        }
+        let report = machine.array.scrub().await?;
+        assert_eq!(report.unreadable, lost[1..], "{report:?}");
+        machine.array.close().await
     })
     .unwrap();
 }

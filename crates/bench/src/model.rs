@@ -5,11 +5,13 @@
 //! one I/O after the other, each for as long as its bytes take at full bandwidth, or as long as one I/O takes
 //! at the highest rate, whichever is longer. The latency comes on top and keeps nobody else waiting.
 
-use penstock_base::{Buf, BufMut, Env, LocalBoxFuture};
-use penstock_drive::{Drive, DriveError, Io, MemoryDrive};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, Env, HashMap, LocalBoxFuture};
+use penstock_drive::{Drive, DriveError, Io};
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::ops::Range;
 use std::time::Duration;
+
+const ZEROS: &[u8] = &[0; BLOCK_BYTES];
 
 /// A drive as its data sheet describes it.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +57,11 @@ enum Direction {
 pub struct ModelDrive {
     env: Env,
     sheet: Sheet,
-    memory: RefCell<Rc<MemoryDrive>>,
+    size_bytes: Cell<u64>,
+    /// Blocks by their number, without those of zeros.
+    blocks: RefCell<HashMap<u64, Buf>>,
+    /// False while it takes no time.
+    takes_time: Cell<bool>,
     /// The moments at which the queues of reads and writes are empty.
     free_at: [Cell<Duration>; 2],
 }
@@ -64,21 +70,36 @@ impl ModelDrive {
     /// An empty drive.
     pub fn new(env: &Env, sheet: Sheet, size_bytes: usize) -> Self {
         let free_at = [Cell::new(env.now()), Cell::new(env.now())];
-        let memory = RefCell::new(Rc::new(MemoryDrive::new(size_bytes)));
-        Self { env: env.clone(), sheet, memory, free_at }
+        assert!(size_bytes.is_multiple_of(BLOCK_BYTES), "a drive has whole blocks, not {size_bytes} bytes");
+        let (size_bytes, blocks) = (Cell::new(size_bytes as u64), RefCell::default());
+        Self { env: env.clone(), sheet, size_bytes, blocks, takes_time: Cell::new(true), free_at }
+    }
+
+    /// Has it take no time, to fill it, or as long as its sheet says again.
+    pub fn set_takes_time(&self, takes_time: bool) {
+        self.takes_time.set(takes_time);
     }
 
     /// Gives the memory back. Nobody may use the drive any more.
     pub fn give_up(&self) {
-        assert!(self.memory().size_bytes() > 0, "it is given up once");
-        self.memory.replace(Rc::new(MemoryDrive::new(0)));
+        assert!(self.size_bytes.replace(0) > 0, "it is given up once");
+        self.blocks.take();
     }
 
-    fn memory(&self) -> Rc<MemoryDrive> {
-        self.memory.borrow().clone()
+    /// The numbers of the blocks of a range.
+    fn blocks_of(&self, op: &'static str, at: u64, len: u64) -> Result<Range<u64>, DriveError> {
+        let (block, size) = (BLOCK_BYTES as u64, self.size_bytes.get());
+        if at + len > size || !at.is_multiple_of(block) || !len.is_multiple_of(block) {
+            let why = format!("no blocks of a drive of {size} bytes");
+            return Err(DriveError::Io { op, at, len, why });
+        }
+        Ok(at / block..(at + len) / block)
     }
 
     async fn take(&self, which: Direction, bytes: usize) {
+        if !self.takes_time.get() {
+            return;
+        }
         let (now, queue) = (self.env.now(), &self.free_at[which as usize]);
         let end = now.max(queue.get()) + self.sheet.cost(which, bytes);
         assert!(end > now, "an I/O takes time");
@@ -90,33 +111,54 @@ impl ModelDrive {
 
 impl Drive for ModelDrive {
     fn size_bytes(&self) -> u64 {
-        self.memory().size_bytes()
+        self.size_bytes.get()
     }
 
-    fn read(&self, at: u64, buf: BufMut, io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
+    fn read(&self, at: u64, mut buf: BufMut, _io: Io) -> LocalBoxFuture<'_, Result<BufMut, DriveError>> {
         Box::pin(async move {
             self.take(Direction::Read, buf.len()).await;
-            self.memory().read(at, buf, io).await
+            let (numbers, blocks) = (self.blocks_of("read", at, buf.len() as u64)?, self.blocks.borrow());
+            for (number, place) in numbers.zip(buf.as_mut().chunks_exact_mut(BLOCK_BYTES)) {
+                match blocks.get(&number) {
+                    Some(block) => place.copy_from_slice(block),
+                    None => place.fill(0),
+                }
+            }
+            Ok(buf)
         })
     }
 
-    fn write(&self, at: u64, data: Buf, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+    fn write(&self, at: u64, data: Buf, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
             self.take(Direction::Write, data.len()).await;
-            self.memory().write(at, data, io).await
+            let numbers = self.blocks_of("write", at, data.len() as u64)?;
+            let mut blocks = self.blocks.borrow_mut();
+            for (number, block) in numbers.zip(data.chunks_exact(BLOCK_BYTES)) {
+                match block == ZEROS {
+                    true => drop(blocks.remove(&number)),
+                    false => drop(blocks.insert(number, Buf::copy_from(block))),
+                }
+            }
+            Ok(())
         })
     }
 
     /// Takes the latency of a write: the drive's cache is safe from power cuts.
-    fn flush(&self, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+    fn flush(&self, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
         Box::pin(async move {
-            self.env.sleep(Duration::from_secs_f64(self.sheet.us[1] / 1e6)).await;
-            self.memory().flush(io).await
+            if self.takes_time.get() {
+                self.env.sleep(Duration::from_secs_f64(self.sheet.us[1] / 1e6)).await;
+            }
+            Ok(())
         })
     }
 
-    fn discard(&self, at: u64, len: u64, io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
-        Box::pin(async move { self.memory().discard(at, len, io).await })
+    fn discard(&self, at: u64, len: u64, _io: Io) -> LocalBoxFuture<'_, Result<(), DriveError>> {
+        Box::pin(async move {
+            let (numbers, mut blocks) = (self.blocks_of("discard", at, len)?, self.blocks.borrow_mut());
+            numbers.for_each(|number| drop(blocks.remove(&number)));
+            Ok(())
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use crate::model::{ModelDrive, Sheet};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use penstock_array::{Array, ArrayError, ArrayState, CreateSpec, Layout, MemberNo, Volume};
-use penstock_base::{BLOCK_BYTES, Buf, Env};
+use penstock_base::{BLOCK_BYTES, Buf, Env, crc32c_blocks};
 use penstock_drive::{Class, Io, Slice};
 use penstock_layout::Shape;
 use std::cell::{Cell, RefCell};
@@ -74,6 +74,29 @@ impl ModelBench {
     }
 }
 
+/// The contents of the stripes.
+#[derive(Clone, Copy)]
+enum Contents {
+    /// Different words.
+    Words,
+    /// Zeros, which take no memory on the drives. They are verified, decoded and coded like anything else.
+    Zeros,
+}
+
+impl Contents {
+    /// A stripe with its checksums.
+    fn of_stripe(self, volume: &Volume) -> (Buf, Vec<u32>) {
+        match self {
+            Self::Words => stripe_data(volume),
+            Self::Zeros => {
+                let data = Buf::zeroed(volume.stripe_blocks() as usize * BLOCK_BYTES);
+                let crcs = crc32c_blocks(&data);
+                (data, crcs)
+            }
+        }
+    }
+}
+
 struct Bed {
     env: Env,
     bench: ModelBench,
@@ -96,7 +119,13 @@ impl Drop for Bed {
 }
 
 impl Bed {
-    async fn new(env: &Env, bench: ModelBench, spec: &CreateSpec) -> Result<Self, ArrayError> {
+    /// An array whose stripes are to be filled with this.
+    async fn new(
+        env: &Env,
+        bench: ModelBench,
+        spec: &CreateSpec,
+        contents: Contents,
+    ) -> Result<Self, ArrayError> {
         // The rest holds the log, the table, and rows that are left free.
         let slice_bytes = bench.fill_bytes + spec.log_bytes + (32 << 20);
         let drives = RefCell::default();
@@ -104,13 +133,23 @@ impl Bed {
             (0..bench.drives).map(|_| new_slice(env, bench.sheet(), &drives, slice_bytes)).collect();
         let array = new_array(env, spec, slices).await?;
         let volume = Volume::whole(&array);
-        let (data, crcs) = stripe_data(&volume);
+        let (data, crcs) = contents.of_stripe(&volume);
         let geometry = array.geometry();
         let rows = (bench.fill_bytes / geometry.strip_slot_bytes()).min(geometry.rows);
         let stripes = array.layout().stripes(rows);
         assert!(stripes > 0 && stripes <= geometry.stripes, "{stripes} stripes of {}", geometry.stripes);
         let (env, random) = (env.clone(), Cell::new(7));
         Ok(Self { env, bench, array, volume, stripes, data, crcs, random, drives, slice_bytes })
+    }
+
+    /// Writes all stripes before something is measured, and takes no time on the drives.
+    async fn prepare(&self) -> Result<(), ArrayError> {
+        let set = |takes_time| self.drives.borrow().iter().for_each(|drive| drive.set_takes_time(takes_time));
+        set(false);
+        self.fill().await?;
+        self.array.destage_and_checkpoint().await?;
+        set(true);
+        Ok(())
     }
 
     fn blank_slice(&self) -> Slice {
@@ -261,7 +300,7 @@ impl Theory {
 /// Measures sequential and random I/O. Returns one line for each operation, its ceiling what theory leaves.
 pub async fn run_model(env: &Env, bench: ModelBench) -> Result<Vec<Line>, ArrayError> {
     let spec = bench.spec()?;
-    let bed = Bed::new(env, bench, &spec).await?;
+    let bed = Bed::new(env, bench, &spec, Contents::Words).await?;
     let theory = Theory { bench, sheet: bench.sheet() };
     let (mut fills, mut reads, mut small_reads, mut small_writes) = (vec![], vec![], vec![], vec![]);
     for run in 0..RUNS {
@@ -408,9 +447,8 @@ pub async fn run_rebuild(env: &Env, bench: ModelBench) -> Result<Vec<Line>, Arra
     let (mut both, mut critical) = (Vec::new(), Vec::new());
     for _ in 0..RUNS {
         for reads in [0, BESIDE] {
-            let bed = Bed::new(env, bench, &spec).await?;
-            bed.fill().await?;
-            bed.array.destage_and_checkpoint().await?;
+            let bed = Bed::new(env, bench, &spec, Contents::Zeros).await?;
+            bed.prepare().await?;
             let bytes = bed.bytes_on(0);
             formula = match bench.spares {
                 Some(_) => bytes * (bench.k as f64 / read + 1.0 / write) / (bench.drives - 1) as f64,
@@ -434,9 +472,8 @@ pub async fn run_rebuild(env: &Env, bench: ModelBench) -> Result<Vec<Line>, Arra
             }
         }
         if bench.spares.is_some() && bench.m > 1 {
-            let bed = Bed::new(env, bench, &spec).await?;
-            bed.fill().await?;
-            bed.array.destage_and_checkpoint().await?;
+            let bed = Bed::new(env, bench, &spec, Contents::Zeros).await?;
+            bed.prepare().await?;
             bed.array.fail_member(MemberNo::new(0), "benchmark").await?;
             let lose = async || bed.array.fail_member(MemberNo::new(1), "benchmark").await;
             let course = bed.watch(0, Duration::from_secs_f64(formula * 0.3), lose).await?;

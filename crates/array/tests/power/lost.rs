@@ -363,8 +363,8 @@ fn a_stripe_that_waits_keeps_no_member_from_counting() {
 }
 
 /// A stripe is written past a lost member, which is replaced and rebuilt before the stripe's record is
-/// durable. Regression: the strip stayed in its spare place until something else was lost, and a wait for the rebuild
-/// did not end.
+/// durable. Regression: the strip stayed in its spare place until something else was lost, and a wait for the
+/// rebuild did not end.
 #[test]
 fn a_strip_that_was_written_past_a_member_comes_back_to_it() {
     let mut site = Site::new(spread(4, 2, 10, 2));

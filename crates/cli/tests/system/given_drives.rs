@@ -139,7 +139,7 @@ fn a_store_on_block_devices_takes_blank_ones_alone() {
     }
     let store = Store::new("devices", &[]);
     let files = files(&store.home, 3);
-    // Where btrfs begins: behind the place of a superblock.
+    // Here btrfs begins: behind the place of a superblock.
     let other = std::fs::File::options().write(true).open(&files[1]).unwrap();
     other.write_all_at(b"_BHRfS_M", (64 << 10) + 64).unwrap();
     let Some(loops) = Loops::new(test, &files) else { return };

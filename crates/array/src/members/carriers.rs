@@ -98,16 +98,25 @@ impl Members {
     }
 
     /// The carriers that there should be: those that still serve, then the first active members, last the
-    /// members that did not take a copy.
+    /// members that did not take a copy. Before any two in one failure domain come all that are in others.
     pub(crate) fn wanted_carriers(&self) -> Vec<MemberNo> {
-        let active = self.active();
-        let mut wanted: Vec<MemberNo> =
+        let (active, layout) = (self.active(), &self.context.layout);
+        let serving: Vec<MemberNo> =
             self.desc.borrow().carriers().filter(|at| active.contains(*at)).collect();
         let refused = self.search.refused();
         let (last, first): (Vec<_>, Vec<_>) = active.iter().partition(|at| refused.contains(*at));
-        for member in first.into_iter().chain(last) {
-            if wanted.len() < self.context.geo.carriers() && !wanted.contains(&member) {
-                wanted.push(member);
+        let mut wanted: Vec<MemberNo> = Vec::new();
+        for (members, is_picky) in
+            [(&serving, true), (&first, true), (&serving, false), (&first, false), (&last, false)]
+        {
+            for member in members {
+                let shares = wanted.iter().any(|other| layout.domain(*other) == layout.domain(*member));
+                if wanted.len() < self.context.geo.carriers()
+                    && !wanted.contains(member)
+                    && !(is_picky && shares)
+                {
+                    wanted.push(*member);
+                }
             }
         }
         assert!(wanted.iter().all(|at| active.contains(*at)), "{wanted:?} of {active:?}");

@@ -6,6 +6,7 @@ use penstock_array::place::{MemberNo, Position};
 use penstock_array::{ArrayError, ArrayState, CreateSpec, Discard, Lacking, Layout, Site as WriteSite};
 use penstock_base::Stripe;
 use penstock_drive::{Fault, Op};
+use penstock_layout::Shape;
 use penstock_sim::World;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -527,6 +528,44 @@ fn more_members_than_the_code_survives_take_their_stripes_alone() {
         }
         let report = machine.array.scrub().await?;
         assert_eq!(report.unreadable, lost[1..], "{report:?}");
+        machine.array.close().await
+    })
+    .unwrap();
+}
+
+/// One of two failure domains is away for a while, and all carriers are in the other one then. Regression:
+/// they stayed there, and nothing had the log when that domain was lost.
+#[test]
+fn carriers_are_in_several_failure_domains_again() {
+    let shape = Shape { members: 6, strips: 2, redundancy: 1, spares: 0, domains: 2 };
+    let site = Site::new(CreateSpec { layout: Layout::spread(shape, 1).unwrap(), ..spec(1, 1) });
+    let domains = |machine: &Machine| -> BTreeSet<usize> {
+        let members = machine.array.report().members;
+        members.iter().enumerate().filter(|(_, member)| member.carrier).map(|(at, _)| at % 2).collect()
+    };
+    life(&site, 901, &[], async |machine| {
+        assert_eq!(domains(machine).len(), 2, "at first");
+        write_fresh(machine, 0, 1000).await?;
+        machine.array.close().await
+    })
+    .unwrap();
+    life(&site, 902, &[1, 3, 5], async |machine| {
+        machine.array.wait_rebuilt().await;
+        assert_eq!(domains(machine).len(), 1);
+        write_fresh(machine, 1, 2000).await?;
+        machine.array.close().await
+    })
+    .unwrap();
+    life(&site, 903, &[], async |machine| {
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        assert_eq!(domains(machine).len(), 2, "they are apart again");
+        machine.array.close().await
+    })
+    .unwrap();
+    life(&site, 904, &[0, 2, 4], async |machine| {
+        let block = machine.volume.stripe_blocks();
+        assert_eq!(tags(&machine.volume, 0, 1).await?, [1000]);
+        assert_eq!(tags(&machine.volume, block, 1).await?, [2000]);
         machine.array.close().await
     })
     .unwrap();

@@ -373,11 +373,8 @@ impl Array {
             let carriers =
                 members.search().is_wanted() || members.lacks_carriers() || members.is_metadata_bad();
             let busy = self.rebuild.has_work() || carriers;
-            let (debt, lost) = (self.redundancy_debt_stripes(), self.stripes.map().unreadable().len() as u64);
-            // All others are whole.
-            let is_stuck = lost > 0 && debt <= lost;
-            if !busy || is_stuck || self.is_closed() {
-                return debt;
+            if !busy || self.is_closed() {
+                return self.redundancy_debt_stripes();
             }
             self.context.env.sleep(Duration::from_millis(20)).await;
         }

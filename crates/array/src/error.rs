@@ -2,6 +2,7 @@
 
 use penstock_base::{ArrayId, DecodeError, ErrorKind};
 use penstock_drive::DriveError;
+use std::collections::BTreeSet;
 
 /// The reason why an operation on an array or volume failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -56,15 +57,18 @@ pub enum ArrayError {
     },
     /// No carrier that is here returns pages of the stripe table, which the opening needs.
     #[error(
-        "array {name}: {pages} of the stripe table cannot be read on any drive that has them, and up to {stripes} stripes with them; nothing was changed: try again, bring missing drives back, or give these stripes up (`penstock up --accept-loss`)"
+        "array {name}: {} of the stripe table cannot be read on any drive that has them, and up to {stripes} stripes with them{also}; nothing was changed: try again, bring missing drives back, or give these stripes up (`penstock up --accept-loss`)",
+        pages_text(pages)
     )]
     PagesLost {
         /// Name of the array.
         name: String,
         /// The pages.
-        pages: String,
+        pages: BTreeSet<u64>,
         /// The most stripes that are written there.
         stripes: u64,
+        /// Other stripes that would be lost, or nothing.
+        also: String,
     },
     /// The labels of drives cannot be read now, and the array does not open without these drives.
     #[error(
@@ -152,6 +156,12 @@ pub enum ArrayError {
     /// A structure did not decode.
     #[error(transparent)]
     Decode(#[from] DecodeError),
+}
+
+/// Pages by their numbers, for people.
+fn pages_text(pages: &BTreeSet<u64>) -> String {
+    let numbers = pages.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    format!("page{} {numbers}", if pages.len() == 1 { "" } else { "s" })
 }
 
 impl ArrayError {

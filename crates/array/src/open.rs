@@ -186,14 +186,20 @@ impl Opening {
         lacking: Lacking,
     ) -> Result<Self, ArrayError> {
         let prepared = || prepare(env, descriptor.clone(), members.clone(), ownership.clone(), roster);
-        let opening = match Self::read_as(prepared()?, Lacking::Refuse).await {
+        let first = match Self::read_as(prepared()?, None).await {
+            Err(refused @ ArrayError::PagesLost { .. }) => {
+                Err(Self::with_other_loss(refused, prepared()?).await)
+            }
+            other => other,
+        };
+        let opening = match first {
             Err(
                 refused @ (ArrayError::WouldLose { .. }
                 | ArrayError::PagesLost { .. }
                 | ArrayError::LabelsUnread { .. }),
             ) if lacking == Lacking::Accept => {
                 tracing::error!(error = %refused, "the loss is accepted");
-                let opening = Self::read_as(prepared()?, lacking).await?;
+                let opening = Self::read_as(prepared()?, Some(&refused_pages(&refused))).await?;
                 let given_up: Vec<String> = opening.given_up.iter().map(u64::to_string).collect();
                 let given_up = match given_up.is_empty() {
                     true => String::new(),
@@ -207,11 +213,35 @@ impl Opening {
         Ok(opening)
     }
 
-    async fn read_as(array: Array, lacking: Lacking) -> Result<Self, ArrayError> {
+    /// The refusal for lost pages, with the stripes that would be lost for other reasons.
+    async fn with_other_loss(refused: ArrayError, array: Array) -> ArrayError {
+        let opening = Self::read_as(array, Some(&refused_pages(&refused))).await;
+        let ArrayError::PagesLost { name, pages, stripes, .. } = refused else { return refused };
+        let other = match &opening {
+            Ok(opening) => opening.check_loss().await.err(),
+            Err(_) => None,
+        };
+        let also = match other {
+            Some(ArrayError::WouldLose { stripes, which, .. }) => {
+                format!(", and beside these {stripes} stripes without {which}")
+            }
+            _ => String::new(),
+        };
+        ArrayError::PagesLost { name, pages, stripes, also }
+    }
+
+    async fn check_loss(&self) -> Result<(), ArrayError> {
+        let Array { context, members, stripes, strips, .. } = &self.array;
+        check_loss(context, members, stripes, strips, &self.outdated, &self.redo).await
+    }
+
+    /// Reads an array; `accepted` if a loss is, with the pages that made an opening refuse.
+    async fn read_as(array: Array, accepted: Option<&BTreeSet<u64>>) -> Result<Self, ArrayError> {
+        let lacking = if accepted.is_some() { Lacking::Accept } else { Lacking::Refuse };
         let (claim, stale) = array.members.recorded().await?;
         let labels = array.members.read_labels(lacking).await?;
         let (name, unread) = (array.context.name.clone(), array.members.drives(labels.unread));
-        let read = Self::read_labelled(array, claim, stale, &labels, lacking).await;
+        let read = Self::read_labelled(array, (claim, stale), &labels, accepted).await;
         match lacking {
             Lacking::Refuse => read.map_err(|error| without_labels(error, name, unread)),
             Lacking::Accept => read,
@@ -220,11 +250,11 @@ impl Opening {
 
     async fn read_labelled(
         array: Array,
-        claim: Claim,
-        stale: MemberSet,
+        (claim, stale): (Claim, MemberSet),
         labels: &FoundLabels,
-        lacking: Lacking,
+        accepted_pages: Option<&BTreeSet<u64>>,
     ) -> Result<Self, ArrayError> {
+        let lacking = if accepted_pages.is_some() { Lacking::Accept } else { Lacking::Refuse };
         let (context, members, stripes) = (&array.context, &array.members, &array.stripes);
         check_members(context, members, stale)?;
         let slices = |carriers: &[MemberNo]| -> Vec<Slice> {
@@ -267,7 +297,7 @@ impl Opening {
         let started = segments.back().is_some_and(|segment| segment.number.0 >= root.replay_segment);
         array.chain.found(head, segments);
         let Folded { redo, given_up } =
-            fold(stripes, &array.chain, root.applied, found.records, lacking).await?;
+            fold(stripes, &array.chain, root.applied, found.records, accepted_pages).await?;
         if lacking == Lacking::Refuse {
             check_loss(context, members, stripes, &array.strips, &outdated, &redo).await?;
         }
@@ -359,6 +389,14 @@ impl Opening {
             context.events.push(ArrayEvent::LossAccepted { why });
         }
         Ok(array)
+    }
+}
+
+/// The pages of the stripe table that made an opening refuse.
+fn refused_pages(refused: &ArrayError) -> BTreeSet<u64> {
+    match refused {
+        ArrayError::PagesLost { pages, .. } => pages.clone(),
+        _ => BTreeSet::new(),
     }
 }
 

@@ -283,6 +283,9 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
         Some(_) => Holding::Store,
         None => look_for_store(env, &*backing, &paths, &*ownership).await,
     };
+    if file.is_none() && found == Holding::Store && !options.drive.is_empty() {
+        refuse_part_of_a_store(env, &*backing, &paths).await?;
+    }
     if found != Holding::Store {
         let wanted = Wanted::of(options)?;
         let drives = wanted.drives(folder)?;
@@ -311,6 +314,17 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     let dir = folder.path.clone();
     node.keep_places(move |drives| StoreFile::of(drives).save(&dir));
     Ok(node)
+}
+
+/// Refuses given drives of which some belong to a store that this folder knows nothing of, and others do not.
+async fn refuse_part_of_a_store(env: &Env, backing: &dyn Backing, paths: &[String]) -> Result<()> {
+    let candidates = find_drives(env, backing, paths).await;
+    match candidates.iter().find_map(|candidate| candidate.problem()) {
+        Some(why) => bail!(
+            "some of these drives belong to a store already, and others do not: {why}\nname all drives of that store to start it, or blank ones for a new store"
+        ),
+        None => Ok(()),
+    }
 }
 
 fn refuse_other_parameters(file: &StoreFile, options: &Up) -> Result<()> {

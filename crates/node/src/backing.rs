@@ -85,7 +85,9 @@ impl Backing for FileBacking {
     }
 
     fn create(&self, path: &str, size_bytes: u64) -> Result<(), String> {
-        let place = Path::new(path);
+        // A link stays one: the file is made anew where it lies.
+        let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+        let place = real.as_path();
         let fail = |error: std::io::Error| format!("{path}: {error}");
         match std::fs::metadata(place) {
             Ok(found) if found.is_file() => std::fs::remove_file(place).map_err(fail)?,

@@ -240,6 +240,7 @@ pub async fn create_store(
             paths.len()
         )));
     }
+    let mut to_clear = Vec::new();
     for path in paths {
         let what = backing.look(path).map_err(StartError::Refused)?;
         match what {
@@ -252,29 +253,36 @@ pub async fn create_store(
         let drive = backing.open(path).map_err(StartError::Refused)?;
         let is_free = match read_superblock(env, &*drive).await {
             // A file with contents may have some that are not seen at its ends.
-            Some(Err(SuperblockError::Blank)) if are_given && what == Found::File => false,
+            Some(Err(SuperblockError::Blank))
+                if are_given && what == Found::File && *found != Holding::Unfinished =>
+            {
+                false
+            }
             Some(Err(SuperblockError::Blank)) => {
                 matches!(timeout(env, ANSWER, superblock::is_used(&*drive)).await, Some(Ok(false)))
             }
             Some(Err(SuperblockError::Shrunk { found: 0, .. })) => true,
             Some(Ok(_)) if *found == Holding::Unfinished => {
-                // If this is cut as well, the drive is not taken for one of the store that is made now.
-                superblock::clear(&*drive)
-                    .await
-                    .map_err(|error| StartError::Refused(format!("{path}: {error}")))?;
+                to_clear.push((path, drive.clone()));
                 true
             }
             _ => false,
         };
         if !is_free {
             return Err(StartError::Refused(format!(
-                "{path} is not blank, or does not answer; nothing was changed. If nobody wants what is there, `wipefs --all` clears a device; remove a file"
+                "{path} is not blank, or does not answer; nothing was changed. If nobody wants what is there, write zeros over the first and the last 2 MiB of a device, or remove a file"
             )));
         }
     }
+    for (path, drive) in to_clear {
+        // If this is cut as well, the drive is not taken for one of the store that is made now.
+        superblock::clear(&*drive).await.map_err(|error| StartError::Refused(format!("{path}: {error}")))?;
+    }
     let mut handles = Vec::new();
     for path in paths {
-        backing.create(path, spec.drive_bytes).map_err(StartError::Refused)?;
+        if !are_given {
+            backing.create(path, spec.drive_bytes).map_err(StartError::Refused)?;
+        }
         let drive = backing.open(path).map_err(StartError::Refused)?;
         let superblock = Superblock {
             store,

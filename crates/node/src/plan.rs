@@ -138,6 +138,12 @@ impl Plan {
                 if m == 0 { 0 } else { most }
             )));
         }
+        let domains = self.domains;
+        if domains < drives && spares != spares_apart(drives, (k, m), domains, spares) {
+            return Err(StartError::Refused(format!(
+                "code {k}+{m} in {domains} failure domains fills each of them: it takes spare space for 0 drives or a multiple of {domains}, not {spares}"
+            )));
+        }
         Ok(Self { arrangement: Arrangement::Declustered { spares }, ..self })
     }
 
@@ -399,6 +405,9 @@ mod tests {
         );
         for (drives, domains) in [(12, 5), (12, 1), (12, 0), (3, 4)] {
             assert!(Plan::for_domains(drives, domains).is_err(), "{drives} {domains}");
+        }
+        for (spares, may_be) in [(0, true), (1, false), (3, false), (4, true)] {
+            assert_eq!(plan.with_spares(spares).is_ok(), may_be, "{spares}");
         }
         assert!(Plan::of_code(12, 8, 2).unwrap().in_domains(4).is_err());
         assert!(Plan::in_groups(2, 4, 2).unwrap().in_domains(4).is_err());

@@ -139,8 +139,9 @@ struct Stuck {
 #[derive(PartialEq, Eq)]
 struct Lacking {
     gone: MemberSet,
-    /// The stale strips of each member that takes I/O. New ones of others change nothing.
-    stale: Vec<(MemberNo, u64)>,
+    /// The stale strips of each member that takes I/O, and its strips that are in spare places. New ones of
+    /// others change nothing.
+    of_reachable: Vec<(MemberNo, u64, u64)>,
 }
 
 /// The progress of the rebuild.
@@ -152,6 +153,8 @@ pub(crate) struct RebuildState {
     rate: RefCell<Rate>,
     /// Stripes that may be read at the same time.
     reading: Semaphore,
+    /// Stripes of this round that could not be made because too little of them can be read.
+    hopeless: Cell<u64>,
 }
 
 impl RebuildState {
@@ -162,6 +165,7 @@ impl RebuildState {
             tally: RefCell::default(),
             rate: RefCell::default(),
             reading: Semaphore::new(read_at_a_time(geo)),
+            hopeless: Cell::default(),
         }
     }
 }
@@ -220,8 +224,9 @@ impl Rebuild {
                 }
                 continue;
             }
+            let stuck_until = self.stuck_until();
             if !self.has_work() {
-                match self.stuck_until() {
+                match stuck_until {
                     Some(until) => drop(timeout(env, until.saturating_sub(env.now()), woken).await),
                     None => woken.await,
                 }
@@ -283,11 +288,14 @@ impl Rebuild {
 
     fn all_lacking(&self) -> Lacking {
         let (census, reachable) = (self.stripes.census(), self.members.reachable());
-        let stale = reachable.iter().map(|member| (member, census.on(member).stale)).collect();
-        Lacking { gone: self.members.gone(), stale }
+        let of_member = |member| (member, census.on(member).stale, census.on(member).moved_away);
+        Lacking { gone: self.members.gone(), of_reachable: reachable.iter().map(of_member).collect() }
     }
 
     fn has_to_bring_back(&self) -> bool {
+        if self.is_stuck() {
+            return false;
+        }
         let census = self.stripes.census();
         self.members.reachable().iter().any(|member| census.on(member).moved_away > 0)
     }
@@ -301,6 +309,7 @@ impl Rebuild {
         let total_stripes = self.stripes.census().lacking();
         let mut progress = JobProgress { total_stripes, started_ns, ..JobProgress::default() };
         self.begin_tally();
+        self.state.hopeless.set(0);
         let result = self.passes(begin, &mut progress).await;
         self.state.progress.set(None);
         self.end_tally();
@@ -314,16 +323,20 @@ impl Rebuild {
                     && self.activate(member, lives[member.index()]).await?;
             }
         }
-        if !is_done && progress.done_stripes == 0 && progress.failed_stripes == 0 {
-            // Nothing was found that can be done, unless it was not looked at, or is new.
-            if is_from_start && !self.has_something_to_make().await? {
-                let until = self.context.env.now() + LOOK_AGAIN;
-                self.state.stuck.replace(Some(Stuck { until, as_it_was: self.all_lacking() }));
-            }
-            // Work that nobody finds must not be looked for without a rest.
-            return Ok(!is_from_start || !self.has_work());
+        let failed = progress.failed_stripes;
+        if is_done || progress.done_stripes > 0 || failed > self.state.hopeless.get() {
+            return Ok(is_whole);
         }
-        Ok(is_whole)
+        // Nothing was found that can be done, unless it was not looked at, or is new.
+        if is_from_start {
+            let as_it_was = self.all_lacking();
+            if failed > 0 || !self.has_something_to_make().await? {
+                let until = self.context.env.now() + LOOK_AGAIN;
+                self.state.stuck.replace(Some(Stuck { until, as_it_was }));
+            }
+        }
+        // Work that nobody finds must not be looked for without a rest.
+        Ok(!is_from_start || !self.has_work())
     }
 
     /// True if a stripe lacks a strip for which there is a place.
@@ -358,14 +371,18 @@ impl Rebuild {
 
     /// Lists the stripes of which nothing can be made as unreadable.
     async fn list_lost(&self) -> Result<(), ArrayError> {
-        let (gone, most, layout) = (self.members.gone(), self.context.geo.m, &self.context.layout);
+        let (most, layout) = (self.context.geo.m, &self.context.layout);
         while self.stripes.census().worst() > most {
+            let gone = self.members.gone();
             let may_have = |table: &StripeTable, page| table.most_lacking_of(page, gone) > most;
             let is_lost = |stripe, state: StripeState| {
                 state.lacking(layout, stripe, gone).len() > most && !self.stripes.map().is_unreadable(stripe)
             };
             let lost =
                 self.stripes.find(Stripe(0)..END, LISTED_AT_A_TIME, Unread::Waits, may_have, is_lost).await?;
+            if gone != self.members.gone() {
+                continue;
+            }
             let Some(first) = lost.first() else { break };
             tracing::error!(array = self.context.name, %first, stripes = lost.len(), "too few strips are left");
             lost.into_iter().for_each(|stripe| self.stripes.map_mut().set_unreadable(stripe));
@@ -550,10 +567,13 @@ impl Rebuild {
                 let lost = self.lacking(stripe);
                 lost.len() == lacking && lost.iter().any(|at| self.can_be_made(stripe, at, state.moves))
             }
-            Pass::Back => state.moves.moved().iter().any(|position| {
-                let own = layout.own_place(stripe, position).member;
-                self.members.is_reachable(own) && !state.stale.contains(position)
-            }),
+            Pass::Back => {
+                let lacking = self.lacking(stripe);
+                state.moves.moved().iter().any(|position| {
+                    let own = layout.own_place(stripe, position).member;
+                    self.members.is_reachable(own) && !lacking.contains(position)
+                })
+            }
         };
         self.stripes.find(from..END, most, Unread::Waits, may_have, is_wanted).await
     }
@@ -598,6 +618,7 @@ impl Rebuild {
                 Ok(None) => done += 1,
                 Err(error @ (ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. })) => {
                     self.stripes.map_mut().set_unreadable(stripe);
+                    self.state.hopeless.set(self.state.hopeless.get() + 1);
                     tracing::error!(array = self.context.name, %stripe, %error, "a stripe cannot be rebuilt");
                     let on = |at| self.stripes.member(stripe, at);
                     let members: MemberSet = self.lacking(stripe).iter().map(on).collect();

@@ -13,7 +13,6 @@ use super::writer::pin_applied;
 use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::record::{Entry, StripPatch};
-use crate::members::ownership::Lacking;
 use crate::members::{Members, WhenSuspended};
 use crate::place::SegmentNo;
 use crate::site::Site;
@@ -77,21 +76,22 @@ pub(crate) struct Folded {
     pub(crate) given_up: BTreeSet<u64>,
 }
 
-/// Applies records to the stripes in order; those up to `applied` changed the table before.
+/// Applies records to the stripes in order; those up to `applied` changed the table before. If a loss is
+/// accepted, lost pages that records change are given up, and so are these ones if they are lost.
 pub(crate) async fn fold(
     stripes: &Stripes,
     chain: &Chain,
     applied: LogSeq,
     found: Vec<FoundRecord>,
-    lacking: Lacking,
+    accepted: Option<&BTreeSet<u64>>,
 ) -> Result<Folded, ArrayError> {
     // Those of records that are not in the table yet were not many when they were written.
     let is_needed = |seq: LogSeq, entry: &Entry| seq > applied || matches!(entry, Entry::Destage { .. });
     let entries = found.iter().flat_map(|record| record.entries.iter().map(|entry| (record.seq, entry)));
     let needed = entries.clone().filter(|(seq, entry)| is_needed(*seq, entry)).map(|(_, entry)| entry);
     let mut pages = stripes.pin_entries(needed.clone()).await?;
-    let given_up: BTreeSet<u64> = match lacking {
-        Lacking::Refuse => {
+    let given_up: BTreeSet<u64> = match accepted {
+        None => {
             let new = entries.filter(|(seq, _)| *seq > applied).map(|(_, entry)| entry);
             let lost: BTreeSet<u64> = new.flat_map(|entry| stripes.lost_pages_of(entry)).collect();
             if !lost.is_empty() {
@@ -99,7 +99,14 @@ pub(crate) async fn fold(
             }
             lost
         }
-        Lacking::Accept => needed.flat_map(|entry| stripes.lost_pages_of(entry)).collect(),
+        Some(accepted) => {
+            for page in accepted {
+                // It tells if it is lost. An error that may end is one for whoever needs the page.
+                drop(stripes.pin(*page..page + 1).await);
+            }
+            let accepted = accepted.iter().copied().filter(|page| stripes.table().is_lost(*page));
+            needed.flat_map(|entry| stripes.lost_pages_of(entry)).chain(accepted).collect()
+        }
     };
     for page in &given_up {
         stripes.give_up_lost(*page);

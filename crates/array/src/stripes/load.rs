@@ -147,11 +147,11 @@ impl Stripes {
     /// The error of an opening that needs these pages, which no carrier returns.
     pub(crate) fn pages_lost(&self, pages: &BTreeSet<u64>) -> ArrayError {
         let table = self.table();
-        let numbers = pages.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         ArrayError::PagesLost {
             name: self.context.name.clone(),
-            pages: format!("page{} {numbers}", if pages.len() == 1 { "" } else { "s" }),
+            pages: pages.clone(),
             stripes: pages.iter().map(|page| table.index().page(*page).written).sum(),
+            also: String::new(),
         }
     }
 

@@ -459,3 +459,49 @@ fn a_discard_of_a_lost_page_refuses_no_opening() {
         Ok(())
     });
 }
+
+/// Regression: a page that cannot be read, and that the log does not need, made every opening refuse that had
+/// to look for stripes that would be lost, also after that loss was accepted.
+#[test]
+fn a_page_is_accepted_as_lost_once() {
+    let (mut site, geo) = written(spread(3, 1, 9, 2));
+    for away in [vec![4], vec![4, 5]] {
+        life(&site, 9961, &away, async |machine| {
+            assert_eq!(machine.array.wait_rebuilt().await, 0);
+            machine.array.close().await
+        });
+    }
+    let mut copies = copies_of(&site.disks, &geo, 2);
+    // Later copies go to the other places.
+    let checkpoint = |block: &[u8]| TablePage::decode(block).map(|page| page.checkpoint).unwrap_or(0);
+    let last = copies.iter().map(|(_, _, block)| checkpoint(block)).max();
+    copies.retain(|(_, _, block)| Some(checkpoint(block)) == last);
+    site.prepare = Box::new(move |number, drive| {
+        for (_, at, _) in copies.iter().filter(|(disk, _, _)| *disk == number) {
+            let at = at * BLOCK_BYTES as u64;
+            drive.set_unreadable(at..at + BLOCK_BYTES as u64);
+        }
+    });
+    for (lacking, may_open) in [(Lacking::Refuse, false), (Lacking::Accept, true), (Lacking::Refuse, true)] {
+        site.lacking = lacking;
+        let opened = attempt(&site, 9962, &[4, 5], async |machine| {
+            machine.env.sleep(Duration::from_secs(120)).await;
+            assert_eq!(tags_of(machine, 1).await?, first_tags(&geo, 1));
+            machine.array.close().await
+        });
+        assert_eq!(opened.is_ok(), may_open, "{opened:?}");
+    }
+}
+
+/// Regression: an opening that was refused for a page did not say which stripes would be lost as well.
+#[test]
+fn a_lost_page_hides_no_other_loss() {
+    let (mut site, geo, _) = with_a_record_of_page_two(spread(3, 1, 9, 2));
+    let refused = attempt(&site, 9970, &[4, 5], async |_| Ok(())).unwrap_err();
+    assert!(matches!(refused, ArrayError::WouldLose { .. }), "{refused}");
+    make_unreadable_everywhere(&mut site, geo);
+    let refused = attempt(&site, 9971, &[4, 5], async |_| Ok(())).unwrap_err().to_string();
+    for word in ["page 2 of the stripe table", "and beside these", "stripes without drive"] {
+        assert!(refused.contains(word), "{word}: {refused}");
+    }
+}

@@ -174,6 +174,7 @@ impl Allocator {
             Ok::<_, ChunkError>(())
         })
         .await?;
+        assert!(owned.iter().all(|stripe| stripes.contains(stripe)), "only these were looked for");
         Ok(owned)
     }
 }

@@ -49,9 +49,17 @@ impl Fsck<'_> {
         }
         let unmarked = survey.only_in(&survey.owned, &survey.marked);
         let mut groups: BTreeSet<u64> = survey.groups.of_runs(&unmarked).collect();
-        let bad = std::mem::take(&mut survey.bad_groups);
+        let lacking = survey.groups_that_lack_bits();
+        let mut bad = std::mem::take(&mut survey.bad_groups);
+        if survey.has_bad_maps && !survey.opaque {
+            // Nor do others say what map rows that cannot be read own.
+            let space = self.allocator.space();
+            let suspect = (0..survey.groups.count()).filter(|group| space.is_suspect(*group));
+            bad.extend(lacking.into_iter().chain(suspect));
+        }
+        assert!(bad.iter().all(|group| *group < survey.groups.count()), "groups of the volume");
         if survey.opaque || survey.has_bad_maps {
-            // So may map rows that cannot be read: [`Self::unowned_runs`] finds their blocks.
+            // [`Self::unowned_runs`] finds their blocks among these.
             for block in bad.iter().flat_map(|group| survey.groups.range(*group)) {
                 survey.marked.set(block, true);
             }

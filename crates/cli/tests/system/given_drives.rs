@@ -31,6 +31,9 @@ fn a_store_on_given_drives_survives_the_loss_of_a_failure_domain() {
     let domain = |name: &str, at: usize| format!("{name}={}", text(&files[at..at + 3]));
     let [one, two, three, four] =
         [("s1", 0), ("s2", 3), ("s3", 6), ("s4", 9)].map(|(name, at)| domain(name, at));
+    // One of them by a link.
+    std::os::unix::fs::symlink(&files[11], store.home.join("link")).unwrap();
+    let four = four.replace("disk11", "link");
     let all = ["--drive", &one, "--drive", &two, "--drive", &three, "--drive", &four];
     let missing = store.home.join("nothing").display().to_string();
     let used = text(&files[..1]);
@@ -71,9 +74,16 @@ fn a_store_on_given_drives_survives_the_loss_of_a_failure_domain() {
     // Domains take turns.
     for (at, member) in members.iter().enumerate() {
         let path = path_of(member["drive"].as_str().unwrap());
-        assert_eq!(path, files[at % 4 * 3 + at / 4].display().to_string(), "member {at}");
+        let file = files[at % 4 * 3 + at / 4].display().to_string();
+        assert_eq!(path, file.replace("disk11", "link"), "member {at}");
     }
+    assert!(std::fs::symlink_metadata(store.home.join("link")).unwrap().is_symlink());
+    let other = Store::new("part", &[]);
+    let blank = other.home.join("blank");
+    std::fs::File::create(&blank).unwrap().set_len(BYTES).unwrap();
     store.down();
+    let part = format!("{},{}", text(&files[..2]), blank.display());
+    refused(&other.up_output(&["--drive", &part]), &["belong to a store already", "blank"]);
     refused(&store.up_output(&["--domains", "3"]), &["in 4 failure domains, not 3"]);
     // A shelf is gone, which has more drives than the code has redundancy.
     for file in &files[3..6] {
@@ -144,7 +154,7 @@ fn a_store_on_block_devices_takes_blank_ones_alone() {
     other.write_all_at(b"_BHRfS_M", (64 << 10) + 64).unwrap();
     let Some(loops) = Loops::new(test, &files) else { return };
     let all = loops.0.join(",");
-    refused(&store.up_output(&["--drive", &all]), &["is not blank", "wipefs"]);
+    refused(&store.up_output(&["--drive", &all]), &["is not blank", "the last 2 MiB"]);
     shell(&format!("dd if=/dev/zero of={} bs=64k seek=1 count=1 conv=fsync status=none", loops.0[1]));
     let made = store.up_output(&["--drive", &all]);
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

@@ -131,3 +131,32 @@ fn extents_are_compared_beside_an_account_that_cannot_be_read() {
         target.stop();
     });
 }
+
+/// Regression: a repair freed what the sweep had protected: a stripe whose bits are lost, and whose map row
+/// is damaged.
+#[test]
+fn a_repair_keeps_what_the_sweep_has_found_for_a_damaged_row() {
+    for lost_counts in [true, false] {
+        on_a_volume(async |bench| {
+            put_unread(bench, 0, DAMAGED, 3 * STRIPE, STRIPE as u32).await;
+            bench.write_stripe(3, 7).await;
+            match lost_counts {
+                true => bench.put_marks(&[]).await,
+                false => {
+                    bench.put_marks(&[3 * STRIPE..4 * STRIPE]).await;
+                    bench.put_row(group_key(0), encode_group(&[0; GROUP_WORDS])).await;
+                }
+            }
+            let target = swept_target(bench).await;
+            assert_eq!(target.suspect_groups(), 1, "it is protected until the repair");
+            mark_owned(bench, &target).await;
+            let quiet = bench.gate.quiesce().await;
+            let unowned = target.fsck(&quiet).unowned_runs(99).await.unwrap();
+            drop(quiet);
+            assert!(unowned.iter().any(|run| meets(*run, 3 * STRIPE..4 * STRIPE)), "{unowned:?}");
+            let taken = take_all(&target).await;
+            assert!(!taken.is_empty() && taken.iter().all(|run| !meets(*run, 3 * STRIPE..4 * STRIPE)));
+            target.stop();
+        });
+    }
+}

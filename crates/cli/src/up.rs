@@ -316,10 +316,12 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     Ok(node)
 }
 
-/// Refuses given drives of which some belong to a store that this folder knows nothing of, and others do not.
+/// Refuses given drives of which some belong to a store that this folder knows nothing of, and some are
+/// blank.
 async fn refuse_part_of_a_store(env: &Env, backing: &dyn Backing, paths: &[String]) -> Result<()> {
     let candidates = find_drives(env, backing, paths).await;
-    match candidates.iter().find_map(|candidate| candidate.problem()) {
+    let mut blank = candidates.iter().filter(|candidate| candidate.is_blank());
+    match blank.find_map(|candidate| candidate.problem()) {
         Some(why) => bail!(
             "some of these drives belong to a store already, and others do not: {why}\nname all drives of that store to start it, or blank ones for a new store"
         ),

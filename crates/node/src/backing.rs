@@ -85,11 +85,14 @@ impl Backing for FileBacking {
     }
 
     fn create(&self, path: &str, size_bytes: u64) -> Result<(), String> {
-        // A link stays one: the file is made anew where it lies.
-        let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
-        let place = real.as_path();
+        let place = Path::new(path);
         let fail = |error: std::io::Error| format!("{path}: {error}");
+        let is_link = std::fs::symlink_metadata(place).is_ok_and(|found| found.is_symlink());
         match std::fs::metadata(place) {
+            // Nobody looked if the file is the one that the link named before.
+            Ok(found) if found.is_file() && is_link => {
+                return Err(format!("{path} is a link to a file: name the file itself"));
+            }
             Ok(found) if found.is_file() => std::fs::remove_file(place).map_err(fail)?,
             Ok(found) if found.is_dir() => return Err(format!("{path} is a directory")),
             // A device is overwritten, beginning with its superblock.

@@ -158,6 +158,11 @@ impl Candidate {
         self.found.as_ref().ok().map(|found| found.superblock.store)
     }
 
+    /// True if nothing is on the drive.
+    pub fn is_blank(&self) -> bool {
+        self.is_blank
+    }
+
     /// Reason why the drive cannot be used, if it cannot.
     pub fn problem(&self) -> Option<&str> {
         self.found.as_ref().err().map(String::as_str)

@@ -211,13 +211,8 @@ impl CarrierReplacement {
         let paused = self.members.pause_carrier_writes().await;
         let stop = match self.copy_rest(&copy).await {
             Ok(()) => {
-                let wanted = self.members.wanted_carriers();
-                let serve = wanted.iter().filter(|at| from.contains(at));
-                // Those that others are to take the place of serve until all of these are made.
-                let others = self.members.live_carriers();
-                let others = others.iter().filter(|at| from.contains(at) && !wanted.contains(at));
-                let carriers = serve.chain([&to]).chain(others).copied();
-                let carriers: Vec<MemberNo> = carriers.take(self.context.geo.carriers()).collect();
+                let serve = self.members.wanted_carriers().into_iter().filter(|at| from.contains(at));
+                let carriers: Vec<MemberNo> = serve.chain([to]).collect();
                 // From the step on in which it is recorded it gets every write.
                 return reconfiguration.record_carriers(&carriers, Some(paused)).await.map(Made::Carrier);
             }

@@ -60,6 +60,8 @@ const BYTES_OF_A_MEMBER: u64 = 8 << 20;
 const BYTES: RangeInclusive<u64> = 64 << 20..=256 << 20;
 /// Most stripes that are read at the same time.
 const READ: usize = 256;
+/// Most stripes that are listed as lost: a list of more helps nobody.
+const MOST_LISTED: usize = 1 << 16;
 /// Stripes that are found to be lost at a time.
 const LISTED_AT_A_TIME: usize = 1024;
 /// Stripes rebuilt between two flushes.
@@ -371,20 +373,29 @@ impl Rebuild {
 
     /// Lists the stripes of which nothing can be made as unreadable.
     async fn list_lost(&self) -> Result<(), ArrayError> {
-        let (most, layout) = (self.context.geo.m, &self.context.layout);
-        while self.stripes.census().worst() > most {
+        let (most, layout, mut from) = (self.context.geo.m, &self.context.layout, Stripe(0));
+        while self.stripes.census().worst() > most && self.stripes.map().unreadable().len() < MOST_LISTED {
             let gone = self.members.gone();
             let may_have = |table: &StripeTable, page| table.most_lacking_of(page, gone) > most;
             let is_lost = |stripe, state: StripeState| {
                 state.lacking(layout, stripe, gone).len() > most && !self.stripes.map().is_unreadable(stripe)
             };
             let lost =
-                self.stripes.find(Stripe(0)..END, LISTED_AT_A_TIME, Unread::Waits, may_have, is_lost).await?;
+                self.stripes.find(from..END, LISTED_AT_A_TIME, Unread::Waits, may_have, is_lost).await?;
             if gone != self.members.gone() {
+                from = Stripe(0);
                 continue;
             }
-            let Some(first) = lost.first() else { break };
-            tracing::error!(array = self.context.name, %first, stripes = lost.len(), "too few strips are left");
+            let Some(last) = lost.last() else { break };
+            from = last.next();
+            // They may have been written anew while others were looked for.
+            let is_still_lost = |stripe: &Stripe| {
+                let (table, at) = (self.stripes.table(), *stripe);
+                let is_here = !table.lacks_page(table.page_of(at)) && table.is_written(at);
+                is_here && table.state(at).lacking(layout, at, gone).len() > most
+            };
+            let lost: Vec<Stripe> = lost.into_iter().filter(is_still_lost).collect();
+            tracing::error!(array = self.context.name, stripes = lost.len(), "too few strips are left");
             lost.into_iter().for_each(|stripe| self.stripes.map_mut().set_unreadable(stripe));
         }
         Ok(())

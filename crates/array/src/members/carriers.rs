@@ -97,27 +97,31 @@ impl Members {
         missing + u64::from(self.is_metadata_bad()) + u64::from(self.search.recording.get())
     }
 
-    /// The carriers that there should be: those that still serve, then the first active members, last the
-    /// members that did not take a copy. Before any two in one failure domain come all that are in others.
+    /// The carriers that there should be: all that still serve, since only labels name carriers, and what a
+    /// start finds on one that left unseen would count. In place of others the first active members, last the
+    /// members that did not take a copy; those in other failure domains come first. One more if all would be
+    /// in the same domain otherwise.
     pub(crate) fn wanted_carriers(&self) -> Vec<MemberNo> {
         let (active, layout) = (self.active(), &self.context.layout);
-        let serving: Vec<MemberNo> =
+        let mut wanted: Vec<MemberNo> =
             self.desc.borrow().carriers().filter(|at| active.contains(*at)).collect();
         let refused = self.search.refused();
         let (last, first): (Vec<_>, Vec<_>) = active.iter().partition(|at| refused.contains(*at));
-        let mut wanted: Vec<MemberNo> = Vec::new();
-        for (members, is_picky) in
-            [(&serving, true), (&first, true), (&serving, false), (&first, false), (&last, false)]
-        {
-            for member in members {
-                let shares = wanted.iter().any(|other| layout.domain(*other) == layout.domain(*member));
-                if wanted.len() < self.context.geo.carriers()
-                    && !wanted.contains(member)
-                    && !(is_picky && shares)
-                {
-                    wanted.push(*member);
+        let shares = |wanted: &[MemberNo], member: MemberNo| {
+            wanted.iter().any(|other| layout.domain(*other) == layout.domain(member))
+        };
+        for is_picky in [true, false] {
+            for member in first.iter().chain(&last).copied() {
+                let is_left_out = wanted.contains(&member) || is_picky && shares(&wanted, member);
+                if wanted.len() < self.context.geo.carriers() && !is_left_out {
+                    wanted.push(member);
                 }
             }
+        }
+        if let Some(one) = wanted.first().filter(|_| wanted.len() > 1)
+            && wanted.iter().all(|other| layout.domain(*other) == layout.domain(*one))
+        {
+            wanted.extend(first.into_iter().chain(last).find(|member| !shares(&wanted, *member)));
         }
         assert!(wanted.iter().all(|at| active.contains(*at)), "{wanted:?} of {active:?}");
         wanted

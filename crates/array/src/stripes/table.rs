@@ -311,7 +311,8 @@ impl StripeTable {
         self.state(stripe).moves
     }
 
-    fn state(&self, stripe: Stripe) -> StripeState {
+    /// The state of a stripe; nothing lacks in an unwritten one.
+    pub(crate) fn state(&self, stripe: Stripe) -> StripeState {
         let (page, at) = self.place_of(stripe);
         match self.page(page) {
             None | Some(Page::Uniform(_)) => StripeState::default(),

@@ -133,6 +133,29 @@ impl Layout {
         }
     }
 
+    /// Adds members to those that are chosen, in their order, until they are so many. Those in failure
+    /// domains without a chosen member come before the others.
+    pub(crate) fn choose(
+        &self,
+        chosen: &mut Vec<MemberNo>,
+        from: impl Iterator<Item = MemberNo> + Clone,
+        most: usize,
+    ) {
+        for is_picky in [true, false] {
+            for member in from.clone() {
+                let is_left_out = chosen.contains(&member) || is_picky && self.shares_domain(chosen, member);
+                if chosen.len() < most && !is_left_out {
+                    chosen.push(member);
+                }
+            }
+        }
+    }
+
+    /// True if one of these members is in a member's failure domain.
+    pub(crate) fn shares_domain(&self, members: &[MemberNo], member: MemberNo) -> bool {
+        members.iter().any(|other| self.domain(*other) == self.domain(member))
+    }
+
     /// The failure domain of a member.
     pub fn domain(&self, member: MemberNo) -> usize {
         match self {

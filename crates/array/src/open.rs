@@ -102,15 +102,7 @@ fn first_carriers(spec: &CreateSpec, geometry: &Geometry) -> Vec<u16> {
     let (members, wanted) = (geometry.members, geometry.carriers().min(geometry.members));
     let in_turn = (0..members).map(|turn| MemberNo::new((spec.first_carrier + turn) % members));
     let mut carriers: Vec<MemberNo> = Vec::new();
-    for is_picky in [true, false] {
-        for member in in_turn.clone() {
-            let domain = spec.layout.domain(member);
-            let shares = carriers.iter().any(|other| spec.layout.domain(*other) == domain);
-            if carriers.len() < wanted && !carriers.contains(&member) && !(is_picky && shares) {
-                carriers.push(member);
-            }
-        }
-    }
+    spec.layout.choose(&mut carriers, in_turn, wanted);
     carriers.into_iter().map(MemberNo::number).collect()
 }
 
@@ -237,7 +229,7 @@ impl Opening {
 
     /// Reads an array; `accepted` if a loss is, with the pages that made an opening refuse.
     async fn read_as(array: Array, accepted: Option<&BTreeSet<u64>>) -> Result<Self, ArrayError> {
-        let lacking = if accepted.is_some() { Lacking::Accept } else { Lacking::Refuse };
+        let lacking = lacking_by(accepted);
         let (claim, stale) = array.members.recorded().await?;
         let labels = array.members.read_labels(lacking).await?;
         let (name, unread) = (array.context.name.clone(), array.members.drives(labels.unread));
@@ -254,7 +246,7 @@ impl Opening {
         labels: &FoundLabels,
         accepted_pages: Option<&BTreeSet<u64>>,
     ) -> Result<Self, ArrayError> {
-        let lacking = if accepted_pages.is_some() { Lacking::Accept } else { Lacking::Refuse };
+        let lacking = lacking_by(accepted_pages);
         let (context, members, stripes) = (&array.context, &array.members, &array.stripes);
         check_members(context, members, stale)?;
         let slices = |carriers: &[MemberNo]| -> Vec<Slice> {
@@ -398,6 +390,11 @@ fn refused_pages(refused: &ArrayError) -> BTreeSet<u64> {
         ArrayError::PagesLost { pages, .. } => pages.clone(),
         _ => BTreeSet::new(),
     }
+}
+
+/// The rule of an opening for which a loss is accepted, with these pages, or none is.
+fn lacking_by(accepted: Option<&BTreeSet<u64>>) -> Lacking {
+    if accepted.is_some() { Lacking::Accept } else { Lacking::Refuse }
 }
 
 fn prepare(

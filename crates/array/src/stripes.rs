@@ -272,15 +272,6 @@ impl Stripes {
         }
         // An opening that may not give them up has ended before.
         self.lost_pages_of(entry).into_iter().for_each(|page| self.give_up_lost(page));
-        if let Entry::Discard { stripe, count, upto } = entry {
-            let parts = self.parts_of_discard(*stripe, *count, *upto);
-            parts.iter().for_each(|part| self.apply_to_map(part));
-        } else {
-            self.apply_to_map(entry);
-        }
-    }
-
-    fn apply_to_map(&self, entry: &Entry) {
         let lacking = self.map.borrow_mut().apply(entry, |member| self.members.life(member));
         if let Entry::Fresh { stripe, .. } = entry {
             self.pending_pages.borrow_mut().remove(stripe);
@@ -291,6 +282,13 @@ impl Stripes {
             // They may have everything else, and then nothing but resync looks at them.
             self.context.signals.resync.notify_one();
         }
+    }
+
+    /// Lists a stripe of which only so many strips are good as unreadable. Returns the error.
+    pub(crate) fn list_unreadable(&self, stripe: Stripe, good: usize) -> ArrayError {
+        self.map_mut().set_unreadable(stripe);
+        let (array, wanted) = (self.context.id, self.context.geo.k);
+        ArrayError::Unreadable { array, stripe: stripe.0, good, wanted }
     }
 
     /// Has a stripe scrubbed: something bad was found in it.

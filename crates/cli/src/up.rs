@@ -13,9 +13,9 @@ use penstock_drive::FileDrive;
 use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
-    Arrangement, Backing, DataLayout, DriveSet, Event, EventFiles, EventKind, FileBacking, FileOwnership,
-    ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Node, POOLS_FILE, SCRUBS_FILE, Severity, Start,
-    StoreFile, create_store, find_drives, look_for_store,
+    Arrangement, Backing, Candidate, DataLayout, DriveSet, Event, EventFiles, EventKind, FileBacking,
+    FileOwnership, ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Node, POOLS_FILE, SCRUBS_FILE,
+    Severity, Start, StoreFile, create_store, find_drives, look_for_store,
 };
 use penstock_worker::{Worker, block_on};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -283,9 +283,7 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
         Some(_) => Holding::Store,
         None => look_for_store(env, &*backing, &paths, &*ownership).await,
     };
-    if file.is_none() && found == Holding::Store && !options.drive.is_empty() {
-        refuse_part_of_a_store(env, &*backing, &paths).await?;
-    }
+    let is_found_on_given = file.is_none() && found == Holding::Store && !options.drive.is_empty();
     if found != Holding::Store {
         let wanted = Wanted::of(options)?;
         let drives = wanted.drives(folder)?;
@@ -303,6 +301,9 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
     }
     let last_paths = file.as_ref().map(StoreFile::paths).unwrap_or_default();
     let candidates = find_drives(env, &*backing, &paths).await;
+    if is_found_on_given {
+        refuse_part_of_a_store(&candidates)?;
+    }
     let lacking = if options.accept_loss { Lacking::Accept } else { Lacking::Refuse };
     let how =
         Start { wanted: store, last_paths, mode: Mode::Threads(KV_READERS), lacking, table_memory: None };
@@ -318,8 +319,7 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
 
 /// Refuses given drives of which some belong to a store that this folder knows nothing of, and some are
 /// blank.
-async fn refuse_part_of_a_store(env: &Env, backing: &dyn Backing, paths: &[String]) -> Result<()> {
-    let candidates = find_drives(env, backing, paths).await;
+fn refuse_part_of_a_store(candidates: &[Candidate]) -> Result<()> {
     let mut blank = candidates.iter().filter(|candidate| candidate.is_blank());
     match blank.find_map(|candidate| candidate.problem()) {
         Some(why) => bail!(

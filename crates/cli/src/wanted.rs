@@ -33,14 +33,12 @@ impl Wanted {
         let given = Given::of(&options.drive)?;
         let drives = given.as_ref().map(|given| given.paths().len()).or(options.drives);
         let domains = options.domains.or(given.as_ref().and_then(Given::domains));
+        let of_level = |level: Level| level.plan(drives.unwrap_or(level.default_drives()), options.groups);
         let plan = match (level(options), domains) {
-            (Some(level), _) => level.plan(drives.unwrap_or(level.default_drives()), options.groups)?,
+            (Some(level), Some(domains)) => of_level(level)?.in_domains(domains)?,
+            (Some(level), None) => of_level(level)?,
             (None, Some(domains)) => Plan::for_domains(drives.unwrap_or(DRIVES), domains)?,
             (None, None) => Plan::for_drives(drives.unwrap_or(DRIVES))?,
-        };
-        let plan = match domains {
-            Some(domains) => plan.in_domains(domains)?,
-            None => plan,
         };
         let plan = match options.spares {
             Some(spares) => plan.with_spares(spares)?,

@@ -51,6 +51,16 @@ pub(crate) async fn read_superblock(
     timeout(env, ANSWER, superblock::read(drive)).await
 }
 
+/// Refuses a drive without a superblock that something else uses. The error is the reason.
+pub(crate) async fn check_blank(env: &Env, path: &str, drive: &dyn Drive) -> Result<(), String> {
+    match timeout(env, ANSWER, superblock::is_used(drive)).await {
+        Some(Ok(false)) => Ok(()),
+        Some(Ok(true)) => Err(format!("{path} is not blank")),
+        Some(Err(error)) => Err(format!("{path}: {error}")),
+        None => Err(format!("{path}: no answer within {ANSWER:?}")),
+    }
+}
+
 /// Drives that are files and block devices of this machine.
 pub struct FileBacking;
 

@@ -3,15 +3,15 @@
 //! Invariant: from the first change of a replacement on, both drives are listed, so that nothing takes the
 //! new one for something else. Only a complete replacement, or one that changed nothing, leaves one of them.
 
-use crate::backing::{ANSWER, Backing, Found, read_superblock};
+use crate::backing::{ANSWER, Backing, Found, check_blank, read_superblock};
 use crate::error::AdminError;
 use crate::event::{EventKind, Severity, drive_object};
 use crate::events::Events;
 use crate::layout::allocate;
 use penstock_array::{Array, MemberNo, clear_label};
-use penstock_base::env::{random_id, timeout};
+use penstock_base::env::random_id;
 use penstock_base::{DriveId, Env, StoreId};
-use penstock_drive::superblock::{self, SliceEntry, Superblock, SuperblockError, slices_end};
+use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError, slices_end};
 use penstock_drive::{DriveHandle, Slice};
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -237,12 +237,7 @@ impl DriveSet {
         };
         match read {
             Err(SuperblockError::Blank) if found == Found::Device => {
-                match timeout(&self.env, ANSWER, superblock::is_used(&*drive)).await {
-                    Some(Ok(false)) => Ok(()),
-                    Some(Ok(true)) => refuse(format!("{path} is not blank")),
-                    Some(Err(error)) => refuse(format!("{path}: {error}")),
-                    None => refuse(format!("{path}: no answer within {ANSWER:?}")),
-                }
+                check_blank(&self.env, path, &*drive).await.or_else(refuse)
             }
             Ok(known) if known.store == self.store => {
                 let in_use = |drive: &Rc<DriveHandle>| drive.id() == known.drive && drive.is_online();

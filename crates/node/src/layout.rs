@@ -5,14 +5,14 @@
 //! Arrays with their labels are written first and superblocks last, so a power cut while a store is made
 //! leaves drives without superblocks, which are never taken for a store.
 
-use crate::backing::{ANSWER, Backing, Found, read_superblock};
+use crate::backing::{Backing, Found, check_blank, read_superblock};
 use crate::error::StartError;
 use crate::holding::Holding;
 use crate::plan::Plan;
 use crate::report::PlanReport;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{ArrayError, CreateSpec, Geometry, create};
-use penstock_base::env::{random_id, timeout};
+use penstock_base::env::random_id;
 use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{BLOCK_BYTES, DriveId, Env, PoolId, StoreId};
 use penstock_drive::superblock::{self, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError};
@@ -258,9 +258,7 @@ pub async fn create_store(
             {
                 false
             }
-            Some(Err(SuperblockError::Blank)) => {
-                matches!(timeout(env, ANSWER, superblock::is_used(&*drive)).await, Some(Ok(false)))
-            }
+            Some(Err(SuperblockError::Blank)) => check_blank(env, path, &*drive).await.is_ok(),
             Some(Err(SuperblockError::Shrunk { found: 0, .. })) => true,
             Some(Ok(_)) if *found == Holding::Unfinished => {
                 to_clear.push((path, drive.clone()));

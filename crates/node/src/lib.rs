@@ -69,5 +69,5 @@ pub use report::{
 pub use scrub_record::ScrubRecord;
 pub use scrubs::SCRUBS_FILE;
 pub use service::{ForOthers, InProcess};
-pub use start::{Start, find_drives, look_for_store};
+pub use start::{Candidate, Start, find_drives, look_for_store};
 pub use store_file::StoreFile;

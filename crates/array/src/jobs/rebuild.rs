@@ -131,15 +131,14 @@ struct Tally {
 
 /// Nothing that is lacking can be made: strips have no place to go, or their stripes are lost. It is looked
 /// at again at a time, or when something is not as it was.
-#[derive(PartialEq, Eq)]
 struct Stuck {
     until: Duration,
-    as_it_was: Lacking,
+    as_it_was: Shortage,
 }
 
 /// All that decides if something can be made.
 #[derive(PartialEq, Eq)]
-struct Lacking {
+struct Shortage {
     gone: MemberSet,
     /// The stale strips of each member that takes I/O, and its strips that are in spare places. New ones of
     /// others change nothing.
@@ -255,20 +254,20 @@ impl Rebuild {
         if !self.stripes.is_counted() {
             return true;
         }
+        if self.stuck_until().is_some() {
+            return false;
+        }
         let mut members = self.context.layout.all_members().iter();
         members.any(|member| self.need(member) > 0 || self.is_back(member)) || self.has_to_bring_back()
     }
 
     /// True if a member takes I/O and does not count yet.
     fn is_back(&self, member: MemberNo) -> bool {
-        self.members.is_reachable(member) && self.members.stale().contains(member) && !self.is_stuck()
+        self.members.is_reachable(member) && self.members.stale().contains(member)
     }
 
     /// The strips of a member that may be made again.
     fn need(&self, member: MemberNo) -> u64 {
-        if self.is_stuck() {
-            return 0;
-        }
         let on = self.stripes.census().on(member);
         match self.members.is_reachable(member) {
             true => on.stale,
@@ -277,27 +276,20 @@ impl Rebuild {
         }
     }
 
-    fn is_stuck(&self) -> bool {
-        self.stuck_until().is_some()
-    }
-
     /// The time at which it is to be looked again if anything can be made; none if that is not known now.
     fn stuck_until(&self) -> Option<Duration> {
         let stuck = self.state.stuck.borrow();
         let stuck = stuck.as_ref().filter(|stuck| self.context.env.now() < stuck.until);
-        stuck.filter(|stuck| stuck.as_it_was == self.all_lacking()).map(|stuck| stuck.until)
+        stuck.filter(|stuck| stuck.as_it_was == self.shortage()).map(|stuck| stuck.until)
     }
 
-    fn all_lacking(&self) -> Lacking {
+    fn shortage(&self) -> Shortage {
         let (census, reachable) = (self.stripes.census(), self.members.reachable());
         let of_member = |member| (member, census.on(member).stale, census.on(member).moved_away);
-        Lacking { gone: self.members.gone(), of_reachable: reachable.iter().map(of_member).collect() }
+        Shortage { gone: self.members.gone(), of_reachable: reachable.iter().map(of_member).collect() }
     }
 
     fn has_to_bring_back(&self) -> bool {
-        if self.is_stuck() {
-            return false;
-        }
         let census = self.stripes.census();
         self.members.reachable().iter().any(|member| census.on(member).moved_away > 0)
     }
@@ -331,7 +323,7 @@ impl Rebuild {
         }
         // Nothing was found that can be done, unless it was not looked at, or is new.
         if is_from_start {
-            let as_it_was = self.all_lacking();
+            let as_it_was = self.shortage();
             if failed > 0 || !self.has_something_to_make().await? {
                 let until = self.context.env.now() + LOOK_AGAIN;
                 self.state.stuck.replace(Some(Stuck { until, as_it_was }));

@@ -188,9 +188,7 @@ impl Scrub {
         }
         let valid = self.context.geo.all_strips().without(self.stripes.stale(stripe));
         if valid.len() < self.context.geo.k {
-            self.stripes.map_mut().set_unreadable(stripe);
-            let (array, good, wanted) = (self.context.id, valid.len(), self.context.geo.k);
-            return Err(ArrayError::Unreadable { array, stripe: stripe.0, good, wanted });
+            return Err(self.stripes.list_unreadable(stripe, valid.len()));
         }
         let (all, io) = (0..self.context.geo.strip_blocks, IO.at("scrub.read"));
         let readable = self.stripes.readable(stripe);

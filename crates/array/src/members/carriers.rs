@@ -107,21 +107,13 @@ impl Members {
             self.desc.borrow().carriers().filter(|at| active.contains(*at)).collect();
         let refused = self.search.refused();
         let (last, first): (Vec<_>, Vec<_>) = active.iter().partition(|at| refused.contains(*at));
-        let shares = |wanted: &[MemberNo], member: MemberNo| {
-            wanted.iter().any(|other| layout.domain(*other) == layout.domain(member))
-        };
-        for is_picky in [true, false] {
-            for member in first.iter().chain(&last).copied() {
-                let is_left_out = wanted.contains(&member) || is_picky && shares(&wanted, member);
-                if wanted.len() < self.context.geo.carriers() && !is_left_out {
-                    wanted.push(member);
-                }
-            }
-        }
-        if let Some(one) = wanted.first().filter(|_| wanted.len() > 1)
-            && wanted.iter().all(|other| layout.domain(*other) == layout.domain(*one))
+        let in_turn = first.iter().chain(&last).copied();
+        layout.choose(&mut wanted, in_turn.clone(), self.context.geo.carriers());
+        if let Some((one, others @ [_, ..])) = wanted.split_first()
+            && others.iter().all(|other| layout.domain(*other) == layout.domain(*one))
         {
-            wanted.extend(first.into_iter().chain(last).find(|member| !shares(&wanted, *member)));
+            let apart = in_turn.into_iter().find(|member| !layout.shares_domain(&wanted, *member));
+            wanted.extend(apart);
         }
         assert!(wanted.iter().all(|at| active.contains(*at)), "{wanted:?} of {active:?}");
         wanted

@@ -171,19 +171,6 @@ impl Stripes {
         self.table_mut().give_up_lost(page);
     }
 
-    /// A discard without the stripes of lost pages.
-    pub(super) fn parts_of_discard(&self, stripe: Stripe, count: u64, upto: u64) -> Vec<Entry> {
-        let table = self.table();
-        let of_discard = stripe..Stripe(stripe.0 + count);
-        let pages = self.pages_of(of_discard.clone()).filter(|page| !table.is_lost(*page));
-        let parts = pages.map(|page| {
-            let of_page = table.range_of(page);
-            let first = of_page.start.max(of_discard.start);
-            Entry::Discard { stripe: first, count: of_page.end.min(of_discard.end).0 - first.0, upto }
-        });
-        parts.collect()
-    }
-
     async fn load(&self, pages: Range<u64>) -> Result<(), ArrayError> {
         loop {
             let missing: Vec<(u64, PageRef)> = {

@@ -172,9 +172,11 @@ impl StripeMap {
                 *stale
             }
             Entry::Discard { stripe, count, .. } => {
-                for stripe in
-                    stripe.run(*count).filter(|stripe| self.table.is_written(*stripe)).collect::<Vec<_>>()
-                {
+                // Those of lost pages stay as they are.
+                let is_lost = |stripe| self.table.is_lost(self.table.page_of(stripe));
+                let stripes = stripe.run(*count);
+                let written = stripes.filter(|stripe| !is_lost(*stripe) && self.table.is_written(*stripe));
+                for stripe in written.collect::<Vec<_>>() {
                     self.table.set_unwritten(stripe);
                 }
                 Positions::NONE

@@ -178,11 +178,8 @@ impl Strips {
         if need.is_empty() {
             return Ok(wanted.iter().map(|at| part_of(*at)).collect());
         }
-        let plan = self.code.plan_with(&numbers(good), &numbers(&need)).map_err(|_| {
-            self.stripes.map_mut().set_unreadable(stripe);
-            let (array, wanted) = (self.context.id, self.context.geo.k);
-            ArrayError::Unreadable { array, stripe: stripe.0, good: good.len(), wanted }
-        })?;
+        let plan = self.code.plan_with(&numbers(good), &numbers(&need));
+        let plan = plan.map_err(|_| self.stripes.list_unreadable(stripe, good.len()))?;
         let sources: Vec<Part> = plan.sources().iter().map(|at| part_of(Position::new(*at))).collect();
         let crcs: Vec<u32> = sources.iter().flat_map(|part| part.crcs.iter().copied()).collect();
         let sources: Vec<&[u8]> = sources.iter().map(|part| &part.data[..]).collect();

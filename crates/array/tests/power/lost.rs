@@ -211,19 +211,24 @@ fn strips_without_a_place_begin_no_rebuild_over_and_over() {
     .unwrap();
 }
 
+/// The first write of a strip on drive 0 takes 5 s, in each life.
+fn slow_first_strip(site: &mut Site) {
+    let geometry = Geometry::fit(&site.spec, slice_bytes()).unwrap();
+    let strips = metadata_of(&geometry).end..DISK_BYTES - (2 << 20);
+    site.prepare = Box::new(move |number, drive| {
+        if number == 0 {
+            drive.plant_within(Op::Write, 0, Fault::Slow(Duration::from_secs(5)), strips.clone());
+        }
+    });
+}
+
 /// A member counts again while a stripe that missed it is still being written. Regression: then one loss too
 /// many was allowed, and the flush said that the stripe is durable.
 #[test]
 fn a_member_counts_once_no_stripe_in_flight_has_missed_it() {
     for fails in [false, true] {
         let mut site = Site::new(spec(3, 1));
-        let geometry = Geometry::fit(&site.spec, slice_bytes()).unwrap();
-        let strips = metadata_of(&geometry).end..DISK_BYTES - (2 << 20);
-        site.prepare = Box::new(move |number, drive| {
-            if number == 0 {
-                drive.plant_within(Op::Write, 0, Fault::Slow(Duration::from_secs(5)), strips.clone());
-            }
-        });
+        slow_first_strip(&mut site);
         let new = SimDisk::new(DISK_BYTES);
         life(&site, 12, &[3], async |machine| {
             let write = write_fresh(machine, 0, 1);
@@ -373,13 +378,7 @@ fn a_strip_that_was_written_past_a_member_comes_back_to_it() {
         places.map(|place| place.member.index()).collect()
     };
     let stripe = (0..).find(|stripe| on(*stripe).contains(&3) && on(*stripe).contains(&0)).unwrap();
-    let geometry = Geometry::fit(&site.spec, slice_bytes()).unwrap();
-    let strips = metadata_of(&geometry).end..DISK_BYTES - (2 << 20);
-    site.prepare = Box::new(move |number, drive| {
-        if number == 0 {
-            drive.plant_within(Op::Write, 0, Fault::Slow(Duration::from_secs(5)), strips.clone());
-        }
-    });
+    slow_first_strip(&mut site);
     let new = SimDisk::new(DISK_BYTES);
     life(&site, 15, &[3], async |machine| {
         let write = write_fresh(machine, stripe, 1);

@@ -3,7 +3,7 @@ mod lost_bits;
 mod unread_rows;
 
 use super::*;
-use crate::tests::{Bench, STRIPE, chunk_key, extent, on_a_volume};
+use crate::tests::{Bench, STRIPE, chunk_key, extent, file, known, on_a_volume};
 use penstock_base::ErrorKind;
 
 /// A target whose sweep is over.
@@ -13,6 +13,15 @@ async fn swept_target(bench: &Bench) -> Rc<crate::target::Target> {
         bench.env.sleep(Duration::from_millis(1)).await;
     }
     target
+}
+
+/// Three blocks of file 2 are preallocated, durably, and the process crashes.
+async fn preallocate_and_crash(bench: &Bench) {
+    let target = swept_target(bench).await;
+    target.preallocate(file(2), 0..3, false, known(0)).await.unwrap();
+    target.commit_all().await.unwrap();
+    target.stop();
+    bench.kv.crash();
 }
 
 /// Takes a stripe if it is empty.

@@ -42,28 +42,27 @@ impl Fsck<'_> {
     /// group, and counts all groups again.
     pub async fn mark_owned(&self) -> Result<(), ChunkError> {
         let mut survey = self.survey().await?;
-        if survey.opaque {
-            // Rows of a later release may own blocks whose bits are lost, and nothing will tell any more.
-            let mut space = self.allocator.space_mut();
-            survey.groups_that_lack_bits().into_iter().for_each(|group| space.suspect(group));
-        }
         let unmarked = survey.only_in(&survey.owned, &survey.marked);
         let mut groups: BTreeSet<u64> = survey.groups.of_runs(&unmarked).collect();
-        let lacking = survey.groups_that_lack_bits();
         let mut bad = std::mem::take(&mut survey.bad_groups);
-        if survey.has_bad_maps && !survey.opaque {
-            // Nor do others say what map rows that cannot be read own.
-            let space = self.allocator.space();
-            let suspect = (0..survey.groups.count()).filter(|group| space.is_suspect(*group));
-            bad.extend(lacking.into_iter().chain(suspect));
-        }
-        assert!(bad.iter().all(|group| *group < survey.groups.count()), "groups of the volume");
         if survey.opaque || survey.has_bad_maps {
-            // [`Self::unowned_runs`] finds their blocks among these.
+            // Rows that are not known may own blocks whose bits are lost.
+            let lacking = survey.miscounted_groups(&bad).into_iter().chain(groups.iter().copied());
+            let mut space = self.allocator.space_mut();
+            match survey.opaque {
+                // Nothing will tell any more.
+                true => lacking.for_each(|group| space.suspect(group)),
+                // [`Self::unowned_runs`] finds their blocks among all blocks of the groups.
+                false => {
+                    let suspect = (0..survey.groups.count()).filter(|group| space.is_suspect(*group));
+                    bad.extend(lacking.chain(suspect));
+                }
+            }
             for block in bad.iter().flat_map(|group| survey.groups.range(*group)) {
                 survey.marked.set(block, true);
             }
         }
+        assert!(bad.iter().all(|group| *group < survey.groups.count()), "groups of the volume");
         for (start, count) in survey.only_in(&survey.owned, &survey.marked) {
             (start..start + count).for_each(|block| survey.marked.set(block, true));
         }

@@ -338,15 +338,12 @@ impl Survey {
         }
     }
 
-    /// Groups whose bits are not all the bits that there were, as far as that is known: their rows of counts
-    /// have others, or they lack the bits of a file.
-    pub(crate) fn groups_that_lack_bits(&self) -> BTreeSet<u64> {
-        let is_miscounted = |group: &u64| match self.counts.get(group) {
-            Some(Some(counts)) => *counts != self.marked.counts(*group),
-            Some(None) | None => false,
-        };
-        let unmarked = self.only_in(&self.owned, &self.marked);
-        self.readable_groups().filter(is_miscounted).chain(self.groups.of_runs(&unmarked)).collect()
+    /// Groups but for these whose row of counts does not have as many bits as there are.
+    pub(crate) fn miscounted_groups(&self, but: &BTreeSet<u64>) -> BTreeSet<u64> {
+        let counted = self.counts.iter().filter_map(|(group, counts)| Some((*group, (*counts)?)));
+        let is_miscounted =
+            |(group, counts): &(u64, Counts)| !but.contains(group) && *counts != self.marked.counts(*group);
+        counted.filter(is_miscounted).map(|(group, _)| group).collect()
     }
 
     /// Returns the runs of blocks whose bit is set in `has` and not in `has_not`. Skips groups in

@@ -1,7 +1,7 @@
 //! Bits of files that are lost: none of the blocks that they stood for is given to another file.
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
-use super::swept_target;
+use super::{preallocate_and_crash, swept_target};
 use crate::rows::{Counts, counts_key, encode_counts, group_key};
 use crate::target::Target;
 use crate::tests::{Bench, CLIENT, blocks_of, chunk_key, extent, file, known, on_a_volume, preallocated};
@@ -118,11 +118,7 @@ fn lost_bits_that_one_sweep_found_count_after_the_next_start() {
 #[test]
 fn preallocated_blocks_are_not_given_to_others_without_bits_and_counts() {
     on_a_volume(async |bench| {
-        let target = swept_target(bench).await;
-        target.preallocate(file(2), 0..3, false, known(0)).await.unwrap();
-        target.commit_all().await.unwrap();
-        target.stop();
-        bench.kv.crash();
+        preallocate_and_crash(bench).await;
         lose_row(bench, group_key(0)).await;
         lose_row(bench, counts_key(0)).await;
         let target = bench.target().await;

@@ -1,10 +1,10 @@
 //! Map rows and accounts that cannot be read: what they own is neither given to others nor discarded.
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
-use super::swept_target;
-use crate::rows::{Counts, GROUP_WORDS, counts_key, decode_counts, encode_counts, encode_group, group_key};
+use super::{preallocate_and_crash, swept_target};
+use crate::rows::{Counts, GROUP_WORDS, counts_key, decode_counts, encode_group, group_key};
 use crate::target::Target;
-use crate::tests::{Bench, STRIPE, chunk_key, extent, file, known, map_row, on_a_volume};
+use crate::tests::{Bench, STRIPE, chunk_key, extent, known, map_row, on_a_volume};
 use penstock_base::{Birth, Branch};
 use penstock_kv::Kv;
 
@@ -116,16 +116,9 @@ fn the_sweep_discards_nothing_beside_a_row_that_cannot_be_read() {
 #[test]
 fn extents_are_compared_beside_an_account_that_cannot_be_read() {
     on_a_volume(async |bench| {
-        let target = swept_target(bench).await;
-        target.preallocate(file(2), 0..3, false, known(0)).await.unwrap();
-        target.commit_all().await.unwrap();
-        target.stop();
-        bench.kv.crash();
+        preallocate_and_crash(bench).await;
         bench.put_row(known(0).owner.account(Branch::MAIN), vec![1]).await;
         bench.put_marks(&[]).await;
-        let space = crate::free::Space::new(bench.volume.blocks(), STRIPE);
-        let free: Vec<_> = (0..space.groups().count()).map(|group| space.free_counts(group)).collect();
-        bench.put_row(counts_key(0), encode_counts(&free)).await;
         let target = swept_target(bench).await;
         assert_eq!(target.suspect_groups(), 1);
         target.stop();

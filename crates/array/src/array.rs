@@ -370,8 +370,9 @@ impl Array {
                 let _ = scoped(self.durability.flush(Io::new(Class::Rebuild, "rebuild.flush"))).await;
             }
             let members = &self.members;
-            let carriers =
-                members.search().is_wanted() || members.lacks_carriers() || members.is_metadata_bad();
+            // A member that did not take a copy may never take one.
+            let search = members.search().is_wanted() && !members.lacks_refused_carriers();
+            let carriers = search || members.lacks_carriers() || members.is_metadata_bad();
             let busy = self.rebuild.has_work() || carriers;
             if !busy || self.is_closed() {
                 return self.redundancy_debt_stripes();

@@ -20,7 +20,7 @@ use crate::queue::EntryQueue;
 use crate::stripes::Stripes;
 use crate::stripes::map::PendingFresh;
 use crate::stripes::overlay::DirtyBlock;
-use crate::strips::{Erased, Part, StripWrite, Strips};
+use crate::strips::{Erased, Part, StripWrite, Strips, agree};
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, Stripe, ZERO_BLOCK_CRC};
 use penstock_drive::{Class, Io};
@@ -214,7 +214,7 @@ impl BlockIo {
         removed.into_iter().filter_map(|dirty| dirty.segment).for_each(unpin);
         result?;
         // Nobody owns the blocks that could not be read there any more.
-        stripes().for_each(|stripe| self.stripes.map_mut().set_readable(stripe));
+        stripes().for_each(|stripe| self.stripes.list_readable(stripe));
         if how == Discard::OnDrives {
             // A spare place may have been given to another strip by now.
             let own = |stripe| self.context.layout.places(stripe, Moves::NONE);
@@ -319,7 +319,7 @@ impl BlockIo {
             let made = self.strips.recover(stripe, &positions, &columns, have, io).await?;
             for (index, part) in erased.into_iter().zip(made) {
                 if let Err(Erased::Blocks { part: rotten, .. }) = &found[index]
-                    && rotten.crcs != part.crcs
+                    && !agree(&rotten.crcs, &part.crcs)
                 {
                     self.stripes.map_mut().set_unreadable(stripe);
                     let (array, position) = (self.context.id, wanted[index].0.index());

@@ -4,6 +4,7 @@
 //! stripes to repair. Does not own strips: what lies on drives is [`crate::strips`].
 
 pub(crate) mod census;
+pub(crate) mod changes;
 mod count;
 pub(crate) mod index;
 pub(crate) mod load;
@@ -270,8 +271,14 @@ impl Stripes {
         if let Entry::Versions { reserved } = entry {
             self.versions.set_reserved(*reserved);
         }
+        let lost = self.lost_pages_of(entry);
+        let only_marks = matches!(entry, Entry::Strips { clear, .. } if clear.is_empty());
+        if self.opening.borrow().is_none() && only_marks && !lost.is_empty() {
+            // Its page may come back. Then the versions of its strips tell that they are stale.
+            return;
+        }
         // An opening that may not give them up has ended before.
-        self.lost_pages_of(entry).into_iter().for_each(|page| self.give_up_lost(page));
+        lost.into_iter().for_each(|page| self.give_up_lost(page));
         let lacking = self.map.borrow_mut().apply(entry, |member| self.members.life(member));
         if let Entry::Fresh { stripe, .. } = entry {
             self.pending_pages.borrow_mut().remove(stripe);
@@ -289,6 +296,37 @@ impl Stripes {
         self.map_mut().set_unreadable(stripe);
         let (array, wanted) = (self.context.id, self.context.geo.k);
         ArrayError::Unreadable { array, stripe: stripe.0, good, wanted }
+    }
+
+    /// All of a stripe that was asked for could be read. It stays listed if it lacks too many strips.
+    pub(crate) fn list_readable(&self, stripe: Stripe) {
+        if !self.is_lost(stripe) {
+            self.map_mut().set_readable(stripe);
+        }
+    }
+
+    /// True if a stripe lacks more strips than the code can make, or if its page of the table is lost. False
+    /// if its page is not in memory.
+    pub(crate) fn is_lost(&self, stripe: Stripe) -> bool {
+        let page = self.table().page_of(stripe);
+        match self.table().lacks_page(page) {
+            true => self.table().is_lost(page),
+            false => {
+                let readable = self.readable(stripe).len();
+                !self.is_unwritten(stripe) && readable < self.context.geo.k
+            }
+        }
+    }
+
+    /// True if what the table says of a stripe is in memory.
+    pub(crate) fn has_page_of(&self, stripe: Stripe) -> bool {
+        let table = self.table();
+        !table.lacks_page(table.page_of(stripe))
+    }
+
+    /// True if some stripe may lack more strips than the code can make.
+    pub(crate) fn lacks_too_much(&self) -> bool {
+        !self.is_counted() || self.census().worst() > self.context.geo.m || self.table().has_lost_pages()
     }
 
     /// Has a stripe scrubbed: something bad was found in it.

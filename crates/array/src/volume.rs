@@ -11,9 +11,10 @@
 use crate::array::Array;
 use crate::block_io::{Blocks, Discard};
 use crate::error::ArrayError;
+use crate::stripes::changes::BlockChanges;
 use futures_util::future::join_all;
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, Buf, Piece, Span, Stripe};
+use penstock_base::{BLOCK_BYTES, Buf, Piece, Span, Stripe, Version};
 use penstock_drive::{Class, Io};
 use std::ops::Range;
 use std::rc::Rc;
@@ -29,6 +30,17 @@ impl Volume {
     /// The whole array as one volume.
     pub fn whole(array: &Rc<Array>) -> Self {
         Self { array: array.clone(), stripes: 0..array.geometry().stripes }
+    }
+
+    /// The last `stripes` stripes of the volume as a volume of their own, and the rest before them.
+    ///
+    /// # Panics
+    /// If the volume has not more stripes than that.
+    pub fn split_end(&self, stripes: u64) -> (Self, Self) {
+        let Range { start, end } = self.stripes;
+        assert!(stripes < end - start, "{stripes} of {} stripes are cut off", end - start);
+        let part = |stripes| Self { array: self.array.clone(), stripes };
+        (part(start..end - stripes), part(end - stripes..end))
     }
 
     /// The array below.
@@ -150,9 +162,30 @@ impl Volume {
         map.unreadable().range(range).map(|stripe| stripe.0 - self.stripes.start).collect()
     }
 
-    /// True if a stripe could not be read when last tried.
-    pub fn is_unreadable(&self, stripe: u64) -> bool {
-        self.array.stripes().map().is_unreadable(Stripe(self.stripes.start + stripe))
+    /// True if some stripe may lack more strips than the code can make.
+    pub fn lacks_too_much(&self) -> bool {
+        self.array.stripes().lacks_too_much()
+    }
+
+    /// True if a stripe could not be read when last tried, or if it lacks too many strips; none if that would
+    /// have to be read. [`Self::look_at`] does that.
+    pub fn knows_unreadable(&self, stripe: u64) -> Option<bool> {
+        let (stripe, stripes) = (Stripe(self.stripes.start + stripe), self.array.stripes());
+        let is_known = !stripes.lacks_too_much() || stripes.has_page_of(stripe);
+        match stripes.map().is_unreadable(stripe) || stripes.is_lost(stripe) {
+            true => Some(true),
+            false => is_known.then_some(false),
+        }
+    }
+
+    /// Reads what is recorded of a stripe. It stays in memory for a while.
+    pub async fn look_at(&self, stripe: u64) -> Result<(), ArrayError> {
+        let stripe = self.stripe(stripe)?;
+        match scoped(self.array.stripes().pin_stripe(stripe)).await {
+            // A record that is lost is known too.
+            Ok(_) | Err(ArrayError::Damaged { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// True if nothing is written in a stripe, not even in the log; none if that would have to be read. Then
@@ -177,6 +210,20 @@ impl Volume {
                 return Ok(is_unwritten);
             }
         }
+    }
+
+    /// All strips that are written from now on get versions above this one.
+    pub fn version(&self) -> Version {
+        self.array.stripes().versions.last()
+    }
+
+    /// The blocks of a stripe with what was written before the array gave versions above `version`, and those
+    /// with what may have been written later. Whole strips count, so the second may have some that were
+    /// not. A block in neither has no contents.
+    pub async fn changes_since(&self, stripe: u64, version: Version) -> Result<BlockChanges, ArrayError> {
+        let (stripe, stripes) = (self.stripe(stripe)?, self.array.stripes());
+        let _page = scoped(stripes.pin_stripe(stripe)).await?;
+        Ok(stripes.changes_since(stripe, version))
     }
 
     /// True if nothing is written in the whole volume, not even in the log. It must be the whole array.

@@ -216,12 +216,19 @@ impl Allocator {
         let mut written = BTreeSet::new();
         loop {
             let is_usable = |stripe: u64| {
-                !self.volume.is_unreadable(stripe) && (self.is_judged(stripe) || !written.contains(&stripe))
+                let is_unreadable = self.volume.knows_unreadable(stripe) == Some(true);
+                !is_unreadable && (self.is_judged(stripe) || !written.contains(&stripe))
             };
             let found = self.space.borrow().first_in(group, kind, is_usable);
             let Some(stripe) = found else { return Ok(None) };
             if kind == Kind::Partial || self.is_judged(stripe) {
-                return Ok(Some(stripe));
+                if self.volume.knows_unreadable(stripe).is_some() {
+                    return Ok(Some(stripe));
+                }
+                self.volume.look_at(stripe).await?;
+                // Others may have taken its blocks.
+                self.load(group).await?;
+                continue;
             }
             match self.is_unwritten(stripe).await? {
                 Some(true) if self.space.borrow().is_empty(stripe) => return Ok(Some(stripe)),
@@ -325,7 +332,7 @@ impl Allocator {
             if self.discard_some(Discard::InTable).await? == 0 {
                 let may_be_unwritten = |stripe: u64| {
                     !written.contains(&stripe)
-                        && !self.volume.is_unreadable(stripe)
+                        && self.volume.knows_unreadable(stripe) != Some(true)
                         && self.volume.knows_unwritten(stripe) != Some(false)
                 };
                 let Some(stripe) = self.last_empty(may_be_unwritten).await? else { break };

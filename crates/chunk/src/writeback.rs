@@ -18,6 +18,7 @@ use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{BLOCK_BYTES, Birth, Buf, ErrorKind, buf::gather};
 use penstock_drive::{Class, Io};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use tokio::sync::Semaphore;
 
@@ -235,10 +236,18 @@ impl Writeback {
         first: u32,
         wanted: usize,
     ) -> Result<(u64, usize, Place), ChunkError> {
+        let per_stripe = self.volume.stripe_blocks();
+        if self.volume.lacks_too_much() {
+            let places = (0..wanted).filter_map(|at| chunk.borrow().map().place(first + to_u32(at)));
+            let stripes: BTreeSet<u64> = places.map(|(place, _)| place / per_stripe).collect();
+            for stripe in stripes {
+                self.volume.look_at(stripe).await?;
+            }
+        }
         let unmapped = {
             let chunk = chunk.borrow();
-            let per_stripe = self.volume.stripe_blocks();
-            let readable = |(place, _): &(u64, bool)| !self.volume.is_unreadable(place / per_stripe);
+            let readable =
+                |(place, _): &(u64, bool)| self.volume.knows_unreadable(place / per_stripe) != Some(true);
             let usable = |at: u32| chunk.map().place(at).filter(readable);
             if let Some((block, preallocated)) = usable(first) {
                 let joined = |count: &usize| {

@@ -318,8 +318,12 @@ async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<N
 }
 
 /// Refuses given drives of which some belong to a store that this folder knows nothing of, and some are
-/// blank.
+/// blank or belong to another one.
 fn refuse_part_of_a_store(candidates: &[Candidate]) -> Result<()> {
+    let stores: BTreeSet<StoreId> = candidates.iter().filter_map(Candidate::store).collect();
+    if stores.len() > 1 {
+        bail!("these drives belong to {} stores: name the drives of one", stores.len());
+    }
     let mut blank = candidates.iter().filter(|candidate| candidate.is_blank());
     match blank.find_map(|candidate| candidate.problem()) {
         Some(why) => bail!(

@@ -150,11 +150,17 @@ impl CarrierReplacement {
     /// Replaces one lost carrier. Returns true if it is to be called again without delay.
     async fn replace_one(&self) -> Result<bool, ArrayError> {
         let (members, search) = (&self.members, self.members.search());
+        let began = self.context.env.now();
+        if members.lacks_refused_carriers() {
+            if search.may_begin(began) {
+                search.forgive();
+            }
+            return Ok(search.may_begin(began));
+        }
         if !members.lacks_carriers() {
             search.done();
             return Ok(false);
         }
-        let began = self.context.env.now();
         let (wanted, old) = (members.wanted_carriers(), members.live_carriers());
         if !search.may_begin(began) || wanted.is_empty() || old.is_empty() {
             return Ok(false);

@@ -4,7 +4,9 @@
 //! only then recorded as valid. The table holds the progress, so a restart goes on where it was. A strip goes
 //! back to where it was if that member takes I/O (resync of a member that was away, rebuild of one that was
 //! replaced), else to its own place, else to a spare place of its row. All strips that a stripe lacks are
-//! made in one pass over the others.
+//! made in one pass over the others. Blocks of stale strips that cannot be made, because too little of the
+//! others can be read, are marked as lost: one rotten block must not keep the rest of a stripe from being
+//! redundant. A strip on a member that is away is not stale and may come back: it is made whole, or not made.
 //!
 //! The most endangered stripes come first: a round begins with those that lack most, and begins again when
 //! there are some that lack more than those at hand. Strips are brought back to members that were replaced
@@ -321,8 +323,9 @@ impl Rebuild {
         if is_done || progress.done_stripes > 0 || failed > self.state.hopeless.get() {
             return Ok(is_whole);
         }
-        // Nothing was found that can be done, unless it was not looked at, or is new.
-        if is_from_start {
+        // Nothing was found that can be done, unless it was not looked at, or is new, or a member can count.
+        let waits = |member| self.is_back(member) && self.stripes.census().on(member).stale == 0;
+        if is_from_start && !self.context.layout.all_members().iter().any(waits) {
             let as_it_was = self.shortage();
             if failed > 0 || !self.has_something_to_make().await? {
                 let until = self.context.env.now() + LOOK_AGAIN;
@@ -616,6 +619,7 @@ impl Rebuild {
                         records.push(self.queue.push_control(entry, Vec::new()));
                     }
                     self.count(made, &valid);
+                    self.note_lost_blocks(stripe, made);
                     failed = failed.or(made.error.clone());
                 }
                 Ok(None) => done += 1,
@@ -638,6 +642,18 @@ impl Rebuild {
         self.queue.wait_for(records).await?;
         drop(moving);
         failed.map_or(Ok(done), Err)
+    }
+
+    /// Lists a stripe some of whose blocks were lost. One that was listed before may be whole now: a scrub
+    /// tells.
+    fn note_lost_blocks(&self, stripe: Stripe, made: &MadeStrips) {
+        let lost = made.strips.iter().map(|made| made.part.lost_columns()).max().unwrap_or(0);
+        if lost > 0 {
+            self.stripes.map_mut().set_unreadable(stripe);
+            tracing::error!(array = self.context.name, %stripe, lost, "blocks cannot be rebuilt and are marked as lost");
+        } else if self.stripes.map().is_unreadable(stripe) {
+            self.stripes.want_repair(stripe);
+        }
     }
 
     fn count(&self, made: &MadeStrips, valid: &[&Made]) {
@@ -687,6 +703,9 @@ impl Rebuild {
         assert_eq!(distinct.len(), targets.len(), "a strip is made once");
         let reading = self.state.reading.acquire().await.expect("it is never closed");
         let parts = match pass {
+            Pass::Lacking(_) if distinct.without(self.stripes.stale(stripe)).is_empty() => {
+                self.strips.remake(stripe, &positions, io).await?
+            }
             Pass::Lacking(_) => self.strips.recover(stripe, &positions, &all, Found::default(), io).await?,
             Pass::Back => {
                 let read = |at: &Position| self.strips.read_or_recover(stripe, *at, &all, io);

@@ -17,7 +17,7 @@ use crate::place::Position;
 use crate::site::Site;
 use crate::stripes::Stripes;
 use crate::stripes::load::{END, Unread};
-use crate::strips::{Erased, Found, Part, StripWrite, Strips};
+use crate::strips::{Erased, Found, Part, StripWrite, Strips, agree};
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
@@ -186,16 +186,15 @@ impl Scrub {
         if self.stripes.is_unwritten(stripe) {
             return Ok(());
         }
-        let valid = self.context.geo.all_strips().without(self.stripes.stale(stripe));
-        if valid.len() < self.context.geo.k {
-            return Err(self.stripes.list_unreadable(stripe, valid.len()));
+        let readable = self.stripes.readable(stripe);
+        if readable.len() < self.context.geo.k {
+            return Err(self.stripes.list_unreadable(stripe, readable.len()));
         }
         let (all, io) = (0..self.context.geo.strip_blocks, IO.at("scrub.read"));
-        let readable = self.stripes.readable(stripe);
         readable.iter().for_each(|position| self.strips.forget_trailer(stripe, position));
         let mut found = match self.strips.prove_stripe(stripe, readable, io).await {
             Ok(()) => {
-                self.stripes.map_mut().set_readable(stripe);
+                self.stripes.list_readable(stripe);
                 return Ok(());
             }
             Err(kept) => kept,
@@ -204,7 +203,7 @@ impl Scrub {
         found.extend(self.strips.read_parts(stripe, &again, &all, io).await);
         let bad: Vec<Position> = readable.iter().filter(|at| found[at].is_err()).collect();
         if bad.is_empty() {
-            self.stripes.map_mut().set_readable(stripe);
+            self.stripes.list_readable(stripe);
             if readable == self.context.geo.all_strips() {
                 let parts = readable.iter().filter_map(|at| found[&at].as_ref().ok());
                 self.strips.check_parity(stripe, &parts.map(|part| &part.data[..]).collect::<Vec<_>>());
@@ -225,7 +224,7 @@ impl Scrub {
         // Those that were written count as they are, whatever became of the others.
         self.members.flush_all(IO.at("scrub.flush")).await?;
         repaired?;
-        self.stripes.map_mut().set_readable(stripe);
+        self.stripes.list_readable(stripe);
         Ok(())
     }
 
@@ -243,6 +242,16 @@ impl Scrub {
                     Some(_) => u64::from(self.context.geo.strip_blocks) + 1,
                     None => 0,
                 }
+            }
+            // Blocks that were lost can be made now. A cut leaves each of them lost or whole.
+            Erased::Blocks { part: rotten, .. }
+                if rotten.lost_columns() > 0 && agree(&rotten.crcs, &part.crcs) =>
+            {
+                let version = self.stripes.version(stripe, position);
+                self.strips
+                    .write_strip(stripe, position, part, version, WRITE)
+                    .await?
+                    .map_or(0, |_| rotten.lost_columns())
             }
             Erased::Blocks { part: rotten, bad } => {
                 if rotten.crcs != part.crcs {

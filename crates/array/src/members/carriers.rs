@@ -63,6 +63,11 @@ impl CarrierSearch {
         self.refused.set(self.refused.get().with(MemberSet::one(member)));
     }
 
+    /// Members that did not take a copy are tried again.
+    pub(crate) fn forgive(&self) {
+        self.refused.set(MemberSet::NONE);
+    }
+
     /// Members that did not take a copy.
     pub(crate) fn refused(&self) -> MemberSet {
         self.refused.get()
@@ -98,22 +103,26 @@ impl Members {
     }
 
     /// The carriers that there should be: all that still serve, since only labels name carriers, and what a
-    /// start finds on one that left unseen would count. In place of others the first active members, last the
-    /// members that did not take a copy; those in other failure domains come first. One more if all would be
-    /// in the same domain otherwise.
+    /// start finds on one that left unseen would count. In place of others the first active members; those in
+    /// other failure domains come first, and members that did not take a copy come last. One more, which did
+    /// not refuse, if all would be in the same domain otherwise.
     pub(crate) fn wanted_carriers(&self) -> Vec<MemberNo> {
+        self.wanted_beside(self.search.refused())
+    }
+
+    /// The same if these members did not take a copy.
+    fn wanted_beside(&self, refused: MemberSet) -> Vec<MemberNo> {
         let (active, layout) = (self.active(), &self.context.layout);
         let mut wanted: Vec<MemberNo> =
             self.desc.borrow().carriers().filter(|at| active.contains(*at)).collect();
-        let refused = self.search.refused();
         let (last, first): (Vec<_>, Vec<_>) = active.iter().partition(|at| refused.contains(*at));
-        let in_turn = first.iter().chain(&last).copied();
-        layout.choose(&mut wanted, in_turn.clone(), self.context.geo.carriers());
+        for members in [&first, &last] {
+            layout.choose(&mut wanted, members.iter().copied(), self.context.geo.carriers());
+        }
         if let Some((one, others @ [_, ..])) = wanted.split_first()
             && others.iter().all(|other| layout.domain(*other) == layout.domain(*one))
         {
-            let apart = in_turn.into_iter().find(|member| !layout.shares_domain(&wanted, *member));
-            wanted.extend(apart);
+            wanted.extend(first.iter().copied().find(|member| !layout.shares_domain(&wanted, *member)));
         }
         assert!(wanted.iter().all(|at| active.contains(*at)), "{wanted:?} of {active:?}");
         wanted
@@ -121,9 +130,17 @@ impl Members {
 
     /// True if a lost carrier can be replaced.
     pub(crate) fn lacks_carriers(&self) -> bool {
-        let wanted: MemberSet = self.wanted_carriers().into_iter().collect();
-        let recorded = self.desc.borrow().carriers().collect();
-        wanted != recorded
+        self.are_others(&self.wanted_carriers())
+    }
+
+    /// True if members that did not take a copy should be carriers, and there are enough others for now.
+    pub(crate) fn lacks_refused_carriers(&self) -> bool {
+        !self.lacks_carriers() && self.are_others(&self.wanted_beside(MemberSet::NONE))
+    }
+
+    fn are_others(&self, wanted: &[MemberNo]) -> bool {
+        let recorded: MemberSet = self.desc.borrow().carriers().collect();
+        wanted.iter().copied().collect::<MemberSet>() != recorded
     }
 
     /// Writes the same bytes on all carriers, including members that became one meanwhile. Carriers that fail

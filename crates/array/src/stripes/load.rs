@@ -258,7 +258,7 @@ impl Stripes {
         let stripes = self.table().range_of(page);
         let stripes = || stripes.start.run(stripes.end.0 - stripes.start.0);
         match &loaded {
-            Ok(()) if was_lost => stripes().for_each(|stripe| self.map_mut().set_readable(stripe)),
+            Ok(()) if was_lost => stripes().for_each(|stripe| self.list_readable(stripe)),
             Ok(()) => {}
             Err(error) => {
                 let is_lost = matches!(error, ArrayError::Damaged { .. });

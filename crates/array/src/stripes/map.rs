@@ -172,10 +172,10 @@ impl StripeMap {
                 *stale
             }
             Entry::Discard { stripe, count, .. } => {
-                // Those of lost pages stay as they are.
-                let is_lost = |stripe| self.table.is_lost(self.table.page_of(stripe));
+                // Those of lost pages stay as they are. All others are in memory, or nothing is written.
+                let is_here = |stripe| !self.table.lacks_page(self.table.page_of(stripe));
                 let stripes = stripe.run(*count);
-                let written = stripes.filter(|stripe| !is_lost(*stripe) && self.table.is_written(*stripe));
+                let written = stripes.filter(|stripe| is_here(*stripe) && self.table.is_written(*stripe));
                 for stripe in written.collect::<Vec<_>>() {
                     self.table.set_unwritten(stripe);
                 }

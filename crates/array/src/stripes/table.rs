@@ -263,6 +263,11 @@ impl StripeTable {
         self.absent.get(&page) == Some(&true)
     }
 
+    /// True if a page is known to be lost.
+    pub(crate) fn has_lost_pages(&self) -> bool {
+        self.absent.values().any(|is_lost| *is_lost)
+    }
+
     /// All stripes of a lost page count as written from here on, and lack every strip. The next checkpoint
     /// writes the page so: a copy that comes back later counts no more.
     pub(crate) fn give_up_lost(&mut self, page: u64) {

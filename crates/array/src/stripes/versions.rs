@@ -45,6 +45,11 @@ impl Versions {
         Ok(Version(version))
     }
 
+    /// No version above this one was given yet.
+    pub(crate) fn last(&self) -> Version {
+        Version(self.last.get())
+    }
+
     /// Makes the record of another run durable.
     pub(crate) async fn reserve(&self) -> Result<(), ArrayError> {
         let reserved = Version(self.reserved.get().max(self.last.get()) + RUN);

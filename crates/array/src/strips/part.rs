@@ -1,9 +1,13 @@
 //! Parts of strips: columns that were read, with their checksums, or the reason why they cannot be used.
 
 use crate::place::Position;
-use penstock_base::{BLOCK_BYTES, Buf, BufMut, HashMap, crc32c};
+use penstock_base::{BLOCK_BYTES, Buf, BufMut, HashMap, ZERO_BLOCK_CRC, crc32c};
 use penstock_raid::{Checksums, DecodePlan, Residency, SourceCrcs};
 use std::ops::Range;
+
+/// The checksum of a block that could not be made when its strip was. The block is zeros, so that it does not
+/// verify and counts as an erasure.
+const LOST_CRC: u32 = !ZERO_BLOCK_CRC;
 
 /// Columns of a strip.
 #[derive(Clone, Debug)]
@@ -32,7 +36,23 @@ pub(crate) enum Erased {
 /// The same columns of several strips.
 pub(crate) type Found = HashMap<Position, Result<Part, Erased>>;
 
+/// True if made columns have the known checksums, as far as these are known.
+pub(crate) fn agree(known: &[u32], made: &[u32]) -> bool {
+    assert_eq!(known.len(), made.len(), "the same columns");
+    known.iter().zip(made).all(|(known, made)| known == made || *known == LOST_CRC)
+}
+
 impl Part {
+    /// Columns that could not be made.
+    pub(crate) fn lost(columns: usize) -> Self {
+        Self { data: Buf::zeroed(columns * BLOCK_BYTES), crcs: vec![LOST_CRC; columns] }
+    }
+
+    /// The number of columns that are marked as lost.
+    pub(crate) fn lost_columns(&self) -> u64 {
+        self.crcs.iter().filter(|crc| **crc == LOST_CRC).count() as u64
+    }
+
     /// Part of an unproved strip, proved: every column agrees with its checksum.
     pub(crate) fn prove(self) -> Result<Self, Erased> {
         match self.bad_columns() {
@@ -41,7 +61,7 @@ impl Part {
         }
     }
 
-    fn bad_columns(&self) -> Vec<usize> {
+    pub(super) fn bad_columns(&self) -> Vec<usize> {
         assert_eq!(self.data.len(), self.crcs.len() * BLOCK_BYTES, "a checksum for each column");
         let blocks = self.data.chunks_exact(BLOCK_BYTES).zip(&self.crcs).enumerate();
         blocks.filter(|(_, (block, crc))| crc32c(block) != **crc).map(|(at, _)| at).collect()
@@ -100,8 +120,6 @@ pub(super) fn make(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_base::ZERO_BLOCK_CRC;
-
     fn part(crcs: &[u32]) -> Part {
         Part { data: Buf::zeroed(crcs.len() * BLOCK_BYTES), crcs: crcs.to_vec() }
     }
@@ -114,6 +132,15 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert_eq!(part(&[1, 2, 3]).columns(1..3).crcs, [2, 3]);
+    }
+
+    #[test]
+    fn lost_columns_do_not_verify_and_agree_with_what_is_made_later() {
+        match Part::lost(2).prove() {
+            Err(Erased::Blocks { bad, part }) => assert_eq!((bad, part.lost_columns()), (vec![0, 1], 2)),
+            other => panic!("{other:?}"),
+        }
+        assert!(agree(&[LOST_CRC, 5], &[7, 5]) && !agree(&[4, LOST_CRC], &[5, 5]));
     }
 
     #[test]

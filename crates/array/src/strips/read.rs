@@ -5,9 +5,11 @@ use super::{Erased, Found, Part, Strips};
 use crate::format::trailer::Trailer;
 use crate::layout::StripPlace;
 use crate::place::{Position, Positions};
+use crate::salvage;
 use futures_util::future::{join, join_all};
 use penstock_base::{BLOCK_BYTES, Stripe, Version};
 use penstock_drive::{Io, Slice};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -111,6 +113,30 @@ impl Strips {
         }
     }
 
+    /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. None if no column can
+    /// be read, or if the trailer cannot.
+    pub(super) async fn read_blockwise(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        columns: &Range<u32>,
+        io: Io,
+    ) -> Option<Erased> {
+        let place = self.stripes.place(stripe, position);
+        let slice = self.members.slice(place.member)?;
+        let crcs = self.trailer_crcs(stripe, position, io).await?;
+        let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
+        let at = self.context.geo.block_at(place.row, columns.start);
+        let read = salvage::read(&slice, at, bytes_of(columns), io).await;
+        if !read.answered() {
+            return None;
+        }
+        let part = Part { data: read.bytes().clone(), crcs };
+        let missing = (0..columns.len()).filter(|column| !read.has(*column, 1));
+        let bad: BTreeSet<usize> = part.bad_columns().into_iter().chain(missing).collect();
+        (bad.len() < columns.len()).then(|| Erased::Blocks { part, bad: bad.into_iter().collect() })
+    }
+
     /// Columns of several strips.
     pub(crate) async fn read_parts(
         &self,
@@ -155,7 +181,9 @@ impl Strips {
         let data = slice.read(geo.strip_at(place.row), geo.strip_bytes(), io);
         let trailer = slice.read(geo.trailer_at(place.row), BLOCK_BYTES, io);
         let (Ok(data), Ok(trailer)) = join(data, trailer).await else { return false };
-        let is_data = Part { data, crcs: part.crcs.clone() }.prove().is_ok();
+        // Blocks that are marked as lost do not verify.
+        let is_data =
+            Part { data, crcs: part.crcs.clone() }.bad_columns().len() as u64 == part.lost_columns();
         let is_trailer = Trailer::decode(&trailer).is_ok_and(|found| {
             self.is_trailer_of(&found, stripe, position, version) && found.crcs == part.crcs
         });

@@ -1,6 +1,6 @@
 //! Reconstruction of strips from the others, column by column.
 
-use super::part::make;
+use super::part::{agree, make};
 use super::{Erased, Found, Part, Strips};
 use crate::error::ArrayError;
 use crate::place::Position;
@@ -9,6 +9,15 @@ use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
 use penstock_raid::SourceCrcs;
 use std::ops::Range;
+
+/// The treatment of columns of which too few strips are left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hopeless {
+    /// Nothing is made.
+    Fails,
+    /// They are marked as lost ([`Part::lost`]), unless nothing can be made.
+    IsMarked,
+}
 
 fn numbers(positions: &[Position]) -> Vec<usize> {
     positions.iter().map(|position| position.index()).collect()
@@ -47,8 +56,31 @@ impl Strips {
         stripe: Stripe,
         wanted: &[Position],
         columns: &Range<u32>,
-        mut found: Found,
+        found: Found,
         io: Io,
+    ) -> Result<Vec<Part>, ArrayError> {
+        self.recover_columns(stripe, wanted, columns, found, (Hopeless::Fails, io)).await
+    }
+
+    /// Makes full strips from the others. Blocks that cannot be made are marked as lost, so that the others
+    /// are redundant again. Fails if no block can be made.
+    pub(crate) async fn remake(
+        &self,
+        stripe: Stripe,
+        wanted: &[Position],
+        io: Io,
+    ) -> Result<Vec<Part>, ArrayError> {
+        let all = 0..self.context.geo.strip_blocks;
+        self.recover_columns(stripe, wanted, &all, Found::default(), (Hopeless::IsMarked, io)).await
+    }
+
+    async fn recover_columns(
+        &self,
+        stripe: Stripe,
+        wanted: &[Position],
+        columns: &Range<u32>,
+        mut found: Found,
+        (hopeless, io): (Hopeless, Io),
     ) -> Result<Vec<Part>, ArrayError> {
         let k = self.context.geo.k;
         self.context.count(|counts| counts.degraded_reads += 1);
@@ -79,7 +111,21 @@ impl Strips {
                 available.into_iter().skip(lacking).chain(wanted.iter().copied()).collect();
             found.extend(self.read_parts(stripe, &rest, columns, io).await);
         }
-        self.decode_columns(stripe, wanted, columns.len(), &found)
+        if hopeless == Hopeless::IsMarked {
+            self.read_single_blocks(stripe, columns, &mut found, io).await;
+        }
+        self.decode_columns(stripe, wanted, columns.len(), &found, hopeless)
+    }
+
+    /// Reads strips that gave an error once more, block by block: some blocks may be readable.
+    async fn read_single_blocks(&self, stripe: Stripe, columns: &Range<u32>, found: &mut Found, io: Io) {
+        for (position, part) in found.iter_mut() {
+            if matches!(part, Err(Erased::Unreachable))
+                && let Some(read) = self.read_blockwise(stripe, *position, columns, io).await
+            {
+                *part = Err(read);
+            }
+        }
     }
 
     /// Puts another redundancy strip first from stripe to stripe, behind the data strips: the members that
@@ -119,6 +165,7 @@ impl Strips {
         wanted: &[Position],
         count: usize,
         found: &Found,
+        hopeless: Hopeless,
     ) -> Result<Vec<Part>, ArrayError> {
         let good_at = |column: usize| -> Vec<Position> {
             let good = |part: &Result<Part, Erased>| match part {
@@ -131,14 +178,26 @@ impl Strips {
         };
         // The runs of each wanted strip, in order.
         let mut runs: Vec<Vec<Part>> = vec![Vec::new(); wanted.len()];
-        let mut start = 0;
+        let (mut start, mut lost, mut has_some) = (0, None, false);
         while start < count {
             let good = good_at(start);
             let end = (start + 1..count).find(|column| good_at(*column) != good).unwrap_or(count);
-            let made = self.decode_run(stripe, wanted, start..end, &good, found)?;
+            let made = match self.decode_run(stripe, wanted, start..end, &good, found) {
+                Err(error @ ArrayError::Unreadable { .. }) if hopeless == Hopeless::IsMarked => {
+                    lost = Some(error);
+                    vec![Part::lost(end - start); wanted.len()]
+                }
+                made => {
+                    has_some = true;
+                    made?
+                }
+            };
             assert_eq!(made.len(), wanted.len(), "every wanted strip has the run");
             runs.iter_mut().zip(made).for_each(|(runs, made)| runs.push(made));
             start = end;
+        }
+        if let Some(error) = lost.filter(|_| !has_some) {
+            return Err(error);
         }
         let parts = wanted.iter().zip(runs).map(|(position, runs)| {
             let data =
@@ -150,7 +209,7 @@ impl Strips {
                 _ => None,
             };
             match known {
-                Some(known) if *known != crcs => {
+                Some(known) if !agree(known, &crcs) => {
                     let position = position.index();
                     Err(ArrayError::Disagrees { array: self.context.id, stripe: stripe.0, position })
                 }

@@ -545,7 +545,11 @@ fn run_beyond(seed: u64) -> usize {
                         Ok(found) => assert_eq!(found, [*tag], "seed {seed} block {block}"),
                         Err(ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. }) => {
                             assert!(may_be_lost, "seed {seed}: block {block} was not damaged");
-                            assert!(machine.volume.is_unreadable(stripe), "seed {seed}: {stripe} is named");
+                            assert_eq!(
+                                machine.volume.knows_unreadable(stripe),
+                                Some(true),
+                                "seed {seed}: {stripe} is named"
+                            );
                         }
                         Err(error) => return Err(error),
                     }

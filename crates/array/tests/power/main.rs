@@ -13,6 +13,7 @@ mod harsh;
 mod hostile;
 mod labels;
 mod lost;
+mod lost_blocks;
 mod lost_pages;
 mod many_pages;
 mod moving;

@@ -312,6 +312,7 @@ fn router(api: Api) -> Router {
         .route("/v1/fs", get(filesystems))
         .route("/v1/fs/{name}", get(filesystem))
         .route("/v1/fs/{name}/check", post(fs_check))
+        .route("/v1/fs/{name}/map-copies", post(fs_copy_map))
         .route("/v1/fs/{name}/damaged", get(fs_damaged))
         .route("/v1/mounts", get(mounts).post(mount).delete(unmount))
         .route("/v1/sessions", get(sessions))
@@ -594,6 +595,16 @@ async fn fs_check(
         let job = async move { Ok(json!(checked.check_fs(repair).await?)) };
         let verb = if repair { "repair" } else { "check" };
         Ok(Started { job: instance.start_job(format!("{verb} {name}"), job) })
+    })
+    .await
+}
+
+async fn fs_copy_map(State(api): State<Api>, UrlPath(name): UrlPath<String>) -> Answer<Started> {
+    api.look(move |instance| {
+        known_fs(instance, &name)?;
+        let copied = instance.clone();
+        let job = async move { Ok(json!(copied.node().map_copies().make().await?)) };
+        Ok(Started { job: instance.start_job(format!("copy the map of {name}"), job) })
     })
     .await
 }

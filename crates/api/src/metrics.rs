@@ -54,6 +54,11 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyRep
             "Allocation groups that are not used until a repair: marks of used blocks may be lost",
             fs.suspect_groups,
         ),
+        (
+            "fs_map_copy_timestamp_seconds",
+            "Time of the last copy of names and maps, in seconds since 1970; 0 without one",
+            fs.map_copy.as_ref().map_or(0, |copy| copy.created_ns.max(0).cast_unsigned() / 1_000_000_000),
+        ),
         ("fs_swept", "1 once all written stripes that hold nothing are found", fs.swept.into()),
     ] {
         text.family(name, "gauge", help);

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Path, method, summary, and the name of its path parameter if it has one.
-const OPERATIONS: [(&str, &str, &str, Option<&str>); 28] = [
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 29] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
         "/v1/events",
@@ -46,6 +46,7 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 28] = [
         "Job that checks names, links, chunks, extents and bitmaps; body {\"repair\": true} mends what is wrong",
         Some("name"),
     ),
+    ("/v1/fs/{name}/map-copies", "post", "Job that copies names and maps to the data drives", Some("name")),
     (
         "/v1/fs/{name}/damaged",
         "get",

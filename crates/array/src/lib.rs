@@ -84,4 +84,5 @@ pub use penstock_raid::MAX_PARITY;
 pub use place::{MemberNo, MemberSet, Position, Positions};
 pub use report::{ArrayState, Report};
 pub use site::Site;
+pub use stripes::changes::BlockChanges;
 pub use volume::Volume;

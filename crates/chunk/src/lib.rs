@@ -17,7 +17,7 @@
 //! The parts, each standing on those above it: `rows`, `map`, `dirty` and `free` are pure; `files` has what
 //! is known of a file, `accounts` the blocks by owner; `cache` holds chunks in memory, `allocator` free
 //! space; `writeback` takes dirty blocks to the volume, `commit` makes rows durable; `target` is the facade,
-//! `fsck` its exclusive side, and `service` serves requests.
+//! `fsck` its exclusive side, `copies` keeps copies of all rows on the volume, and `service` serves requests.
 //!
 //! Power cut: of uncommitted writes, each block is either fully present or fully lost. Blocks that were
 //! allocated and not committed are free again, because no bit marks them as used.
@@ -31,6 +31,7 @@ mod accounts;
 mod allocator;
 mod cache;
 mod commit;
+pub mod copies;
 mod counters;
 mod dirty;
 mod fetch;

@@ -230,6 +230,9 @@ pub struct Up {
     /// Days from the end of one scrub of an array to the start of the next; 0 turns automatic scrubs off
     #[arg(long, default_value_t = 14, value_name = "N")]
     pub scrub_days: u32,
+    /// Hours between copies of names and maps to the data drives; 0 makes none by itself
+    #[arg(long, default_value_t = 24, value_name = "N")]
+    pub map_copy_hours: u32,
     /// Start although some data needs drives that are absent or outdated; that data is lost for good
     #[arg(long)]
     pub accept_loss: bool,
@@ -349,6 +352,13 @@ pub enum Fs {
     /// have lost their names are in /lost+found afterwards.
     ///
     /// docs/fs-check.md lists every kind of finding, its meaning and its repair.
+    ///
+    /// With --map, names and maps come from their last copy on the data drives: for a store that does not
+    /// start because they cannot be read. The instance must be stopped. Data that was written since the copy
+    /// is in one file in /lost+found; the files that lack it read as zeros there and are listed. A write
+    /// counts for all of its strip, so files beside it may lack data too: with --keep-changed it stays in the
+    /// files that had it, which may then show newer data of others. A store whose names and maps can be read
+    /// is left as it is.
     #[command(
         after_help = "Exit status: 0 clean; 1 everything that was wrong is repaired; 4 something is still wrong; 8 the check failed."
     )]
@@ -359,9 +369,27 @@ pub enum Fs {
         /// Repair the findings that can be repaired
         #[arg(long)]
         repair: bool,
+        /// Take names and maps from their last copy first
+        #[arg(long, requires = "repair")]
+        map: bool,
+        /// Leave blocks in their files that may have been written since the copy, perhaps by others
+        #[arg(long, requires = "map")]
+        keep_changed: bool,
+        /// Like `penstock up --accept-loss`
+        #[arg(long, requires = "map")]
+        accept_loss: bool,
         /// Repair without asking
         #[arg(long, requires = "repair")]
         yes: bool,
+    },
+    /// Copy names and maps to the data drives now
+    ///
+    /// `penstock up` does it once a day (--map-copy-hours). `penstock fs show` tells the last copy, and
+    /// `penstock fs check --repair --map` uses it.
+    CopyMap {
+        /// Name of the file system
+        #[arg(default_value = "main")]
+        name: String,
     },
     /// List files with data that cannot be read any more, with the damaged byte ranges
     ///

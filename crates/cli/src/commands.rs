@@ -4,15 +4,15 @@ use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, Model, Pool, Se
 use crate::folder::{Stop, is_free, last_stop, named};
 use crate::remote::Remote;
 use crate::show::{note, print};
-use crate::{bundle, events, manual, mount, show, up};
+use crate::{bundle, events, manual, mount, restore, show, up};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_base::num::{to_u32, to_usize};
 use penstock_bench::model::Sheet;
 use penstock_bench::{ArrayBench, ModelBench};
 use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
-    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, PoolChange,
-    PoolReport, ScrubSummary, SessionDetails, StatusReport,
+    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, MapCopyReport,
+    PoolChange, PoolReport, ScrubSummary, SessionDetails, StatusReport,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -55,6 +55,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Man { dir } => return manual::man(&dir),
         Command::Debug(Debug::Bundle { file }) => {
             return bundle::bundle(dir.as_ref(), api.as_ref(), file, json);
+        }
+        Command::Fs(Fs::Check { map: true, accept_loss, keep_changed, yes, .. }) => {
+            return Ok(fs_restore(dir, (accept_loss, keep_changed), yes, json).unwrap_or_else(failed));
         }
         Command::Debug(Debug::Inspect { path, log, stripe }) => {
             return inspect(&path, &Detail { log, stripe }, json);
@@ -286,8 +289,16 @@ fn fs(remote: &Remote, verb: Fs, json: bool) -> Result<ExitCode> {
         Fs::Show { name } => {
             print(json, &remote.get::<FsReport>(&format!("/v1/fs/{name}"))?, show::filesystem)
         }
-        Fs::Check { name, repair, yes } => {
+        Fs::Check { name, repair, yes, .. } => {
             Ok(fs_check(remote, &name, repair, yes, json).unwrap_or_else(failed))
+        }
+        Fs::CopyMap { name } => {
+            let started: Value = remote.post(&format!("/v1/fs/{name}/map-copies"), &json!({}))?;
+            let job = wait_job(remote, &started, |bar| {
+                bar.line("copying names and maps");
+                Ok(())
+            })?;
+            print(json, &serde_json::from_value::<MapCopyReport>(job)?, show::map_copy)
         }
         Fs::Damaged { name } => Ok(fs_damaged(remote, &name, json).unwrap_or_else(failed)),
     }
@@ -333,6 +344,27 @@ fn fs_check(remote: &Remote, name: &str, repair: bool, yes: bool, json: bool) ->
     }
     let path = format!("/v1/fs/{name}");
     let started: Value = remote.post(&format!("{path}/check"), &json!({ "repair": repair }))?;
+    let job = wait_job(remote, &started, |bar| {
+        if let Some(progress) = remote.get::<FsReport>(&path)?.check {
+            bar.line(&show::check_progress(&progress));
+        }
+        Ok(())
+    })?;
+    let check: FsCheckReport = serde_json::from_value(job)?;
+    print(json, &check, show::check)?;
+    Ok(status_of(&check))
+}
+
+fn status_of(check: &FsCheckReport) -> ExitCode {
+    match check.result.as_str() {
+        "clean" => ExitCode::SUCCESS,
+        "mended" => ExitCode::from(MENDED),
+        _ => ExitCode::from(DAMAGED),
+    }
+}
+
+/// Waits for a job that was started, and shows its progress meanwhile. Returns its result.
+fn wait_job(remote: &Remote, started: &Value, show: impl Fn(&mut show::Bar) -> Result<()>) -> Result<Value> {
     let id = started["job"].as_u64().ok_or_else(|| anyhow!("the instance started no job"))?;
     let mut bar = show::Bar::new();
     let job = loop {
@@ -340,22 +372,22 @@ fn fs_check(remote: &Remote, name: &str, repair: bool, yes: bool, json: bool) ->
         if job["state"] != "running" {
             break job;
         }
-        if let Some(progress) = remote.get::<FsReport>(&path)?.check {
-            bar.line(&show::check_progress(&progress));
-        }
+        show(&mut bar)?;
         std::thread::sleep(Duration::from_millis(50));
     };
     bar.end();
-    if job["state"] != "done" {
-        bail!("{}", job["result"].as_str().unwrap_or("the check failed for no stated reason"));
+    match job["state"] == "done" {
+        true => Ok(job["result"].clone()),
+        false => bail!("{}", job["result"].as_str().unwrap_or("it failed for no stated reason")),
     }
-    let check: FsCheckReport = serde_json::from_value(job["result"].clone())?;
-    print(json, &check, show::check)?;
-    Ok(match check.result.as_str() {
-        "clean" => ExitCode::SUCCESS,
-        "mended" => ExitCode::from(MENDED),
-        _ => ExitCode::from(DAMAGED),
-    })
+}
+
+fn fs_restore(dir: Option<PathBuf>, how: (bool, bool), yes: bool, json: bool) -> Result<ExitCode> {
+    let question = "names and maps are set back to their last copy, and the file system is repaired; go on?";
+    if !yes && !confirmed(question)? {
+        bail!("nothing was changed; --yes goes on without a question");
+    }
+    restore::restore(dir, how, json).map(|check| status_of(&check))
 }
 
 fn fs_damaged(remote: &Remote, name: &str, json: bool) -> Result<ExitCode> {

@@ -29,6 +29,7 @@ mod local_http;
 mod manual;
 mod mount;
 mod remote;
+mod restore;
 mod show;
 mod up;
 mod wanted;

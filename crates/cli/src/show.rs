@@ -3,9 +3,9 @@
 use anyhow::Result;
 use penstock_bench::Line;
 use penstock_node::{
-    ArrayReport, DamagedReport, DriveReport, Event, FindingsReport, FsCheckProgress, FsCheckReport, FsReport,
-    JobReport, LatencyReport, PlanReport, PoolReport, RebuildRate, ScrubSummary, SessionDetails,
-    SessionReport, Severity, StatusReport,
+    ArrayReport, DamagedReport, DriveReport, Event, FileReport, FindingsReport, FsCheckProgress,
+    FsCheckReport, FsReport, JobReport, LatencyReport, MapCopyReport, MapRestoreReport, PlanReport,
+    PoolReport, RebuildRate, ScrubSummary, SessionDetails, SessionReport, Severity, StatusReport,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -413,6 +413,39 @@ pub fn filesystem(fs: &FsReport) {
         size(fs.written_bytes),
         size(fs.read_bytes)
     );
+    match &fs.map_copy {
+        Some(copy) => map_copy(copy),
+        None => println!("      no copy of names and maps"),
+    }
+}
+
+pub fn map_copy(copy: &MapCopyReport) {
+    let (time, size) = (time(copy.created_ns), size(copy.bytes));
+    println!("      copy {} of names and maps: {time}, {} rows, {size}", copy.serial, copy.rows);
+}
+
+/// Lists what a restore has done.
+fn restored(restored: &MapRestoreReport) {
+    let paths = |file: &FileReport| match file.paths.as_slice() {
+        [] => format!("inode {}", file.inode),
+        paths => paths.iter().map(|path| printable(path)).collect::<Vec<_>>().join(", "),
+    };
+    println!("RESTORED {} rows, as of {}", restored.rows, time(restored.copy.created_ns));
+    for file in &restored.listed_files {
+        let what = match restored.changed_kept {
+            true => "may show data that was written since, also that of others",
+            false => "reads as zeros where it may have been written since",
+        };
+        println!("CHANGED  {}: {what}", paths(file));
+    }
+    let more = restored.changed_files - restored.listed_files.len() as u64;
+    if more > 0 {
+        println!("and {more} files more");
+    }
+    if let Some(file) = &restored.newer_file {
+        let newer = size(restored.newer_blocks * penstock_base::BLOCK_BYTES as u64);
+        println!("NEWER    {}: {newer} that were written since the copy", paths(file));
+    }
 }
 
 /// Writes a line to standard output. If that fails, because the file system of its file is full or the reader
@@ -478,6 +511,7 @@ fn findings(title: &str, report: &FindingsReport) {
 }
 
 pub fn check(check: &FsCheckReport) {
+    check.restored.iter().for_each(restored);
     println!(
         "{} inodes, {} names, {} chunks, {} blocks; {} removed files wait, {} blocks lie behind the end of their file",
         check.inodes, check.names, check.chunks, check.blocks, check.removed_files, check.blocks_beyond_end
@@ -493,7 +527,10 @@ pub fn check(check: &FsCheckReport) {
             }
         };
     };
-    findings("FOUND", &repair.before);
+    // A restored store lacks all that only counts.
+    if check.restored.is_none() {
+        findings("FOUND", &repair.before);
+    }
     repair.mended.iter().for_each(|(kind, count)| println!("MENDED   {count} {kind}"));
     for file in &repair.suspect_files {
         let paths: Vec<String> = file.paths.iter().map(|path| printable(path)).collect();

@@ -14,8 +14,8 @@ use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
     Arrangement, Backing, Candidate, DataLayout, DriveSet, Event, EventFiles, EventKind, FileBacking,
-    FileOwnership, ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Node, POOLS_FILE, SCRUBS_FILE,
-    Severity, Start, StoreFile, create_store, find_drives, look_for_store,
+    FileOwnership, ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Newer, Node, POOLS_FILE,
+    SCRUBS_FILE, Severity, Start, StoreFile, create_store, find_drives, look_for_store,
 };
 use penstock_worker::{Worker, block_on};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -95,6 +95,9 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     let keeper = KeptFile::new(&folder.path, SCRUBS_FILE);
     node.schedule_scrubs((!scrub_period.is_zero()).then_some(scrub_period), keeper);
     node.keep_pool_settings(KeptFile::new(&folder.path, POOLS_FILE));
+    if options.map_copy_hours > 0 {
+        node.map_copies().schedule(Duration::from_secs(u64::from(options.map_copy_hours) * 3600));
+    }
     node.set_lease(Duration::from_secs(options.lease.into()));
     let client =
         Client::connect(env, InProcess::new(node.clone()), &format!("process {}", std::process::id()))
@@ -205,7 +208,7 @@ async fn listen(env: Env, clients: Rc<penstock_fabric::Server>, accept: impl Asy
 }
 
 /// Raises the limit of open files to the hard limit, because the limit in a shell is often 1024.
-fn raise_descriptors() {
+pub fn raise_descriptors() {
     let found = getrlimit(Resource::Nofile);
     let most = Rlimit { current: found.maximum, ..found };
     if let Err(error) = setrlimit(Resource::Nofile, most) {
@@ -261,53 +264,79 @@ fn candidate_paths(folder: &Folder, file: Option<&StoreFile>) -> Vec<String> {
 
 /// Waits while a killed instance still finishes its I/O, because its locked drives would count as missing.
 /// After [`ENDING`], another program holds the lock, and the drives are reported as in use.
-fn wait_for_locks(paths: &[String]) {
+pub fn wait_for_locks(paths: &[String]) {
     let start = Instant::now();
     while start.elapsed() < ENDING && paths.iter().any(|path| FileDrive::is_locked(Path::new(path))) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
+/// Drives that may be those of a store.
+pub struct Found {
+    pub paths: Vec<String>,
+    store: Option<StoreId>,
+    file: Option<StoreFile>,
+    /// They were named, and belong to a store of which the folder has no record.
+    is_found_on_given: bool,
+}
+
+impl Found {
+    /// Those that the folder knows, with its record of the store.
+    pub fn of(folder: &Folder, file: Option<StoreFile>) -> Self {
+        let paths = candidate_paths(folder, file.as_ref());
+        Self { paths, store: file.as_ref().and_then(StoreFile::store_id), file, is_found_on_given: false }
+    }
+}
+
+/// Opens the store on these drives, or makes its key-value store anew from a copy of the map.
+pub async fn open_store(
+    env: &Env,
+    found: Found,
+    ownership: Rc<FileOwnership>,
+    (lacking, restore): (Lacking, Option<Newer>),
+) -> Result<Rc<Node>> {
+    let backing: Rc<dyn Backing> = Rc::new(FileBacking);
+    let last_paths = found.file.as_ref().map(StoreFile::paths).unwrap_or_default();
+    let candidates = find_drives(env, &*backing, &found.paths).await;
+    if found.is_found_on_given {
+        refuse_part_of_a_store(&candidates)?;
+    }
+    let mode = Mode::Threads(KV_READERS);
+    let how = Start { wanted: found.store, last_paths, mode, lacking, table_memory: None, restore };
+    Ok(how.open(env, backing, candidates, ownership).await?)
+}
+
 async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<Node>> {
     let backing: Rc<dyn Backing> = Rc::new(FileBacking);
-    let mut file = StoreFile::load(&folder.path).map_err(|why| anyhow!(why))?;
-    let mut paths = candidate_paths(folder, file.as_ref());
+    let mut found = Found::of(folder, StoreFile::load(&folder.path).map_err(|why| anyhow!(why))?);
     // A store that is there already may have moved to them.
     let given = Given::of(&options.drive)?;
-    let given = given.iter().flat_map(Given::paths).filter(|path| !paths.contains(path)).cloned();
-    paths.extend(given.collect::<Vec<_>>());
-    wait_for_locks(&paths);
-    let mut store = file.as_ref().and_then(StoreFile::store_id);
+    let given = given.iter().flat_map(Given::paths).filter(|path| !found.paths.contains(path)).cloned();
+    found.paths.extend(given.collect::<Vec<_>>());
+    wait_for_locks(&found.paths);
     let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
-    let found = match &file {
+    let holding = match &found.file {
         Some(_) => Holding::Store,
-        None => look_for_store(env, &*backing, &paths, &*ownership).await,
+        None => look_for_store(env, &*backing, &found.paths, &*ownership).await,
     };
-    let is_found_on_given = file.is_none() && found == Holding::Store && !options.drive.is_empty();
-    if found != Holding::Store {
+    found.is_found_on_given = found.file.is_none() && holding == Holding::Store && !options.drive.is_empty();
+    if holding != Holding::Store {
         let wanted = Wanted::of(options)?;
         let drives = wanted.drives(folder)?;
         let size = crate::show::size(wanted.spec.drive_bytes);
         note!("making a store of {} drives of {size}", drives.paths().len());
         wanted.unused().into_iter().for_each(|unused| note!("{unused}"));
-        let made: StoreId = create_store(env, &*backing, &wanted.spec, &drives, &found).await?;
-        paths = drives.paths().to_vec();
-        store = Some(made);
+        let made: StoreId = create_store(env, &*backing, &wanted.spec, &drives, &holding).await?;
+        found.paths = drives.paths().to_vec();
+        found.store = Some(made);
         note!("{}", wanted.plan.describe());
         note!("this is {}", why(options));
     }
-    if let Some(file) = &mut file {
+    if let Some(file) = &found.file {
         refuse_other_parameters(file, options)?;
     }
-    let last_paths = file.as_ref().map(StoreFile::paths).unwrap_or_default();
-    let candidates = find_drives(env, &*backing, &paths).await;
-    if is_found_on_given {
-        refuse_part_of_a_store(&candidates)?;
-    }
     let lacking = if options.accept_loss { Lacking::Accept } else { Lacking::Refuse };
-    let how =
-        Start { wanted: store, last_paths, mode: Mode::Threads(KV_READERS), lacking, table_memory: None };
-    let node = how.open(env, backing, candidates, ownership).await?;
+    let node = open_store(env, found, ownership, (lacking, None)).await?;
     let found = StoreFile::of(node.drive_set());
     refuse_other_parameters(&found, options)?;
     refuse_other_layout(node.drive_set(), options)?;

@@ -1,6 +1,7 @@
 //! The table of decoders: one line for each decoder, one file for each family.
 
 mod array;
+mod copies;
 mod drive;
 mod names;
 mod rows;
@@ -11,7 +12,7 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 47] = [
+pub const DECODERS: [Decoder; 51] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::LABEL,
@@ -33,6 +34,10 @@ pub const DECODERS: [Decoder; 47] = [
     rows::GROUP,
     rows::GROUP_COUNTS,
     rows::CHUNK_KEYS,
+    copies::ANCHOR,
+    copies::SEGMENT,
+    copies::ROWS,
+    copies::INDEX,
     rows::STORE,
     rows::FILE_SYSTEM,
     rows::INODE,

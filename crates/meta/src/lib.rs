@@ -33,6 +33,7 @@ mod names;
 mod ops;
 mod parts;
 mod reaper;
+mod restore;
 pub mod rows;
 mod service;
 mod target;
@@ -43,7 +44,8 @@ pub use error::MetaError;
 pub use fsck::{CheckProgress, MetaCheck, Repair};
 pub use inode::{Data, FileKind, Inode, Layout};
 pub use parts::InUse;
-pub use target::{FsInfo, MetaTarget};
+pub use restore::{RestoredNames, is_copied};
+pub use target::{FsInfo, MetaTarget, NewStore};
 
 /// Longest file name, in bytes.
 pub const NAME_MAX: usize = 255;

@@ -229,7 +229,10 @@ pub fn all_removed() -> Range {
     (vec![REMOVED], vec![REMOVED + 1])
 }
 
+/// The format of a store whose target uses all of the data array.
 const STORE_FORMAT: u8 = 1;
+/// The format with the stripes that it does not use.
+const STORE_FORMAT_2: u8 = 2;
 
 /// The arrays that a key-value store and its target lie on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -247,16 +250,22 @@ pub struct StoreRow {
     pub features: Features,
     /// The arrays that it belongs to.
     pub home: Home,
+    /// Stripes at the end of the data array that the target does not use: for the anchors of copies of the
+    /// map. None in stores that were made before there were copies.
+    pub kept_stripes: u16,
 }
 
 impl StoreRow {
     /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.u8(STORE_FORMAT);
+        enc.u8(if self.kept_stripes == 0 { STORE_FORMAT } else { STORE_FORMAT_2 });
         self.features.encode(&mut enc);
         // Number of the stack, and of the target in the store: there is one.
         enc.id(self.home.pool.0).id(self.home.data.0).u16(0).u32(0);
+        if self.kept_stripes > 0 {
+            enc.u16(self.kept_stripes);
+        }
         enc.finish()
     }
 
@@ -264,15 +273,24 @@ impl StoreRow {
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("row of the store", value);
         let format = dec.u8()?;
-        dec.check_format(format, STORE_FORMAT)?;
+        if format != STORE_FORMAT {
+            dec.check_format(format, STORE_FORMAT_2)?;
+        }
         let features = Features::decode(&mut dec)?;
         features.check(&dec)?;
         let home = Home { pool: PoolId(dec.id()?), data: ArrayId(dec.id()?) };
         let (stack, target) = (dec.u16()?, dec.u32()?);
         dec.check_known("stack", stack, 0)?;
         dec.check_known("target", target, 0)?;
+        let kept_stripes = match format {
+            STORE_FORMAT => 0,
+            _ => dec.u16()?,
+        };
         dec.end()?;
-        Ok(Self { features, home })
+        match format != STORE_FORMAT && kept_stripes == 0 {
+            true => Err(dec.bad("no stripe is kept")),
+            false => Ok(Self { features, home, kept_stripes }),
+        }
     }
 }
 

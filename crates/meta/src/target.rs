@@ -32,6 +32,17 @@ pub struct FsInfo {
     pub chunk_blocks: u32,
 }
 
+/// The parameters of a store that is made, if there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NewStore<'a> {
+    /// Name of the file system.
+    pub name: &'a str,
+    /// The arrays that it belongs to.
+    pub home: Home,
+    /// [`StoreRow::kept_stripes`].
+    pub kept_stripes: u16,
+}
+
 /// The metadata target of one fileset.
 pub struct MetaTarget {
     pub(crate) parts: Rc<Parts>,
@@ -39,23 +50,21 @@ pub struct MetaTarget {
 }
 
 impl MetaTarget {
-    /// Opens the name space in `kv`, which `chunks` shares and which belongs to these arrays. An empty store
-    /// gets an empty file system called `name`.
+    /// Opens the name space in `kv`, which `chunks` shares and which belongs to the arrays in `new`. An empty
+    /// store gets an empty file system.
     pub async fn open(
         env: &Env,
         kv: Rc<dyn Kv>,
         chunks: Rc<dyn ChunkStore>,
         gate: Rc<Gate>,
-        (name, home): (&str, Home),
+        new: NewStore<'_>,
     ) -> Result<Rc<Self>, MetaError> {
         let fs = match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
             (Some(store), Some(fs)) => {
-                keep_store(&*kv, &StoreRow::decode(&store)?, home).await?;
+                keep_store(&*kv, &StoreRow::decode(&store)?, new.home).await?;
                 FsRow::decode(&fs)?
             }
-            (None, None) if !has_rows(&*kv).await? => {
-                make_fs(env, &*kv, name, home, chunks.chunk_blocks()).await?
-            }
+            (None, None) if !has_rows(&*kv).await? => make_fs(env, &*kv, new, chunks.chunk_blocks()).await?,
             _ => return Err(LACKING.into()),
         };
         // Only now: rows of a format that this release does not know stay as they are.
@@ -85,19 +94,25 @@ impl MetaTarget {
 
     /// Fails if the store has features that forbid this release to change it, or rows of something else, or
     /// none although `has_data` says that the data array was written: what no row names would be discarded.
-    /// Nothing else may be opened on it before.
-    pub async fn check_store(kv: &dyn Kv, home: Home, has_data: impl Fn() -> bool) -> Result<(), MetaError> {
+    /// Nothing else may be opened on it before. Returns its row, if it has one.
+    pub async fn check_store(
+        kv: &dyn Kv,
+        home: Home,
+        has_data: impl Fn() -> bool,
+    ) -> Result<Option<StoreRow>, MetaError> {
         match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
             (Some(store), Some(fs)) => {
-                check_home(&StoreRow::decode(&store)?, home)?;
-                Ok(FsRow::decode(&fs).map(drop)?)
+                let store = StoreRow::decode(&store)?;
+                check_home(&store, home)?;
+                FsRow::decode(&fs)?;
+                Ok(Some(store))
             }
             (None, None) if !has_rows(kv).await? => match has_data() {
                 true => {
                     let why = "it is missing, and the data array has data";
                     Err(DecodeError::Bad { what: "row of the store", why }.into())
                 }
-                false => Ok(()),
+                false => Ok(None),
             },
             _ => Err(LACKING.into()),
         }
@@ -255,12 +270,11 @@ async fn keep_store(kv: &dyn Kv, store: &StoreRow, home: Home) -> Result<(), Met
 async fn make_fs(
     env: &Env,
     kv: &dyn Kv,
-    name: &str,
-    home: Home,
+    NewStore { name, home, kept_stripes }: NewStore<'_>,
     chunk_blocks: u32,
 ) -> Result<FsRow, MetaError> {
     let now = env.wall_ns();
-    let store = StoreRow { features: Features::default(), home };
+    let store = StoreRow { features: Features::default(), home, kept_stripes };
     let fs = FsRow {
         id: random_id(env),
         name: name.to_owned(),

@@ -93,6 +93,12 @@ pub enum EventKind {
     FileDamaged,
     /// A repair of the file system ended.
     FsRepaired,
+    /// A copy of the map was made.
+    MapCopied,
+    /// A copy of the map could not be made.
+    MapCopyFailed,
+    /// The key-value store was made anew from a copy of the map.
+    MapRestored,
     /// Lines of the event files could not be read and were skipped.
     EventsTorn,
     /// Events were lost because they could not be written in time.

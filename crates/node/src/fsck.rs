@@ -6,6 +6,7 @@
 
 use crate::error::AdminError;
 use crate::event::{EventKind, Severity};
+use crate::map_copies::{listed_in, restore_report};
 use crate::node::Node;
 use crate::report::{
     DamagedFile, DamagedRange, DamagedReport, FileReport, FindingReport, FindingsReport, FsCheckProgress,
@@ -14,6 +15,8 @@ use crate::report::{
 use penstock_array::format::descriptor::Role;
 use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_chunk::DamagedRuns;
+use penstock_chunk::copies::is_copy;
 use penstock_meta::{MetaCheck, MetaError};
 use std::collections::BTreeSet;
 
@@ -51,6 +54,7 @@ fn report(check: &MetaCheck, repair: Option<FsRepairReport>) -> FsCheckReport {
         blocks_beyond_end: check.blocks_beyond_end,
         now: findings(check),
         repair,
+        restored: None,
     }
 }
 
@@ -74,7 +78,12 @@ impl Node {
             mended: repair.mended.iter().map(|(kind, count)| (kind.word().to_owned(), *count)).collect(),
             suspect_files: repair.suspects.into_iter().map(file).collect(),
         };
-        let report = report(&repair.after, Some(done));
+        let mut report = report(&repair.after, Some(done));
+        let restored = self.restored.borrow().clone();
+        if let Some(restored) = restored {
+            let paths = self.meta.find_paths(&listed_in(&restored)).await?;
+            report.restored = Some(restore_report(&restored, paths));
+        }
         let severity = if report.clean { Severity::Info } else { Severity::Error };
         self.events.add(
             severity,
@@ -100,6 +109,8 @@ impl Node {
     /// unreadable.
     pub async fn damaged_fs(&self) -> Result<DamagedReport, AdminError> {
         let runs = self.target.damaged().await.map_err(MetaError::from)?;
+        // Copies of the map are no files of users, and are made again.
+        let runs: DamagedRuns = runs.into_iter().filter(|(ino, _)| !is_copy(*ino)).collect();
         let inos: BTreeSet<Ino> = runs.keys().copied().collect();
         let mut paths = self.meta.find_paths(&inos).await?;
         let range = |(first, blocks, volume_block): (u64, u64, u64)| DamagedRange {

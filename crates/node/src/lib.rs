@@ -30,6 +30,7 @@ mod latency;
 mod layout;
 mod leases;
 mod level;
+mod map_copies;
 mod node;
 mod plan;
 mod pool_settings;
@@ -56,15 +57,17 @@ pub use inspect::{Detail, inspect};
 pub use keeper::{Keeper, KeptFile};
 pub use layout::{NewDrives, StoreSpec, create_store};
 pub use level::Level;
+pub use map_copies::MapCopies;
 pub use node::Node;
 pub use penstock_array::{Lacking, RebuildRate};
+pub use penstock_chunk::copies::Newer;
 pub use plan::{Arrangement, Plan};
 pub use pool_settings::{POOLS_FILE, PoolChange, PoolSettings, RateText};
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
-    MemberReport, PlanReport, PoolReport, ScrubSummary, SessionDetails, SessionReport, SpaceReport,
-    StatusReport,
+    MapCopyReport, MapRestoreReport, MemberReport, PlanReport, PoolReport, ScrubSummary, SessionDetails,
+    SessionReport, SpaceReport, StatusReport,
 };
 pub use scrub_record::ScrubRecord;
 pub use scrubs::SCRUBS_FILE;

@@ -10,6 +10,7 @@ use crate::events::Events;
 use crate::fullness::Warnings;
 use crate::keeper::Keeper;
 use crate::latency::{ServiceLatency, SlowDrives};
+use crate::map_copies::MapCopies;
 use crate::pool_settings::{AllSettings, PoolChange};
 use crate::report::{PoolReport, ScrubSummary, SpaceReport};
 use crate::scrubs::Scrubs;
@@ -17,6 +18,7 @@ use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayState};
 use penstock_base::{Env, StoreId};
 use penstock_chunk::Target;
+use penstock_chunk::copies::Restored;
 use penstock_drive::DriveHandle;
 use penstock_kv::{AheadKv, Kv};
 use penstock_meta::MetaTarget;
@@ -36,6 +38,9 @@ pub struct Node {
     pub(crate) drives: Rc<DriveSet>,
     pub(crate) kv: Rc<AheadKv>,
     pub(crate) target: Rc<Target>,
+    pub(crate) copies: Rc<MapCopies>,
+    /// The restore that this start was, if it was one.
+    pub(crate) restored: RefCell<Option<Restored>>,
     /// The sessions of all clients.
     pub(crate) clients: Rc<Clients>,
     /// Serves data requests.
@@ -62,6 +67,8 @@ pub(crate) struct Stack {
     pub(crate) drives: Rc<DriveSet>,
     pub(crate) kv: Rc<AheadKv>,
     pub(crate) target: Rc<Target>,
+    pub(crate) copies: Rc<MapCopies>,
+    pub(crate) restored: Option<Restored>,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
     pub(crate) scrubs: Rc<Scrubs>,
@@ -69,7 +76,7 @@ pub(crate) struct Stack {
 
 impl Node {
     pub(crate) fn new(env: &Env, stack: Stack) -> Rc<Self> {
-        let Stack { drives, kv, target, meta, events, scrubs } = stack;
+        let Stack { drives, kv, target, copies, restored, meta, events, scrubs } = stack;
         Rc::new(Self {
             env: env.clone(),
             drives,
@@ -77,6 +84,8 @@ impl Node {
             clients: meta.clients().clone(),
             data: penstock_chunk::Service::new(&target),
             target,
+            copies,
+            restored: RefCell::new(restored),
             meta,
             events,
             scrubs,
@@ -179,6 +188,11 @@ impl Node {
     /// before the new one gets any data, and again when it is complete.
     pub fn keep_places(&self, keep: impl Fn(&DriveSet) -> Result<(), String> + 'static) {
         self.drives.keep_places(keep);
+    }
+
+    /// The copies of the map.
+    pub fn map_copies(&self) -> &Rc<MapCopies> {
+        &self.copies
     }
 
     /// Saves the state of scrubs with `keeper`, and scrubs each array when `period` has passed since its last

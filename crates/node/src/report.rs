@@ -299,8 +299,39 @@ pub struct FsReport {
     pub swept: bool,
     /// Allocation groups in which nothing is allocated until a repair: marks of used blocks may be lost.
     pub suspect_groups: u64,
+    /// The newest copy of the map; none if there is none.
+    pub map_copy: Option<MapCopyReport>,
     /// Progress of a running check or repair.
     pub check: Option<FsCheckProgress>,
+}
+
+/// A copy of the map on the data array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapCopyReport {
+    /// Rises from copy to copy.
+    pub serial: u64,
+    pub created_ns: i64,
+    pub rows: u64,
+    /// Bytes of its rows.
+    pub bytes: u64,
+}
+
+/// The outcome of a restore from a copy of the map.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapRestoreReport {
+    pub copy: MapCopyReport,
+    pub rows: u64,
+    /// Blocks of 4 KiB that were written since the copy was made.
+    pub newer_blocks: u64,
+    /// The file that has them.
+    pub newer_file: Option<FileReport>,
+    /// Files with blocks that may have been written since.
+    pub changed_files: u64,
+    pub changed_blocks: u64,
+    /// These blocks stayed in the files. Otherwise they read as zeros.
+    pub changed_kept: bool,
+    /// The first of these files.
+    pub listed_files: Vec<FileReport>,
 }
 
 /// One inconsistency. docs/fs-check.md explains the kinds.
@@ -338,6 +369,9 @@ pub struct FsCheckReport {
     pub now: FindingsReport,
     /// Result of the repair; none for a check.
     pub repair: Option<FsRepairReport>,
+    /// Result of the restore before the repair; none without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<MapRestoreReport>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -127,6 +127,7 @@ impl Node {
             group_reads: counts.group_reads,
             swept: self.target.is_swept(),
             suspect_groups: self.target.suspect_groups(),
+            map_copy: self.copies.newest(),
             check: self.check_progress(),
         }
     }

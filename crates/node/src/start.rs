@@ -9,6 +9,7 @@ use crate::error::StartError;
 use crate::event::{EventKind, Severity};
 use crate::events::Events;
 use crate::holding::Holding;
+use crate::map_copies::{Arrays, MapCopies, restore_rows};
 use crate::node::{Node, Stack};
 use crate::scrubs::Scrubs;
 use crate::{leases, watch};
@@ -17,13 +18,15 @@ use penstock_array::format::descriptor::{Descriptor, Role};
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, Volume, read_label};
 use penstock_base::env::timeout;
+use penstock_base::num::{to_u16, to_usize};
 use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, Gate, PoolId, StoreId};
+use penstock_chunk::copies::{Copies, Newer, Restored, anchor_stripes};
 use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
-use penstock_kv::{AheadKv, Kv, Mode, RedbKv};
-use penstock_meta::MetaTarget;
+use penstock_kv::{Kv, Mode};
 use penstock_meta::rows::Home;
+use penstock_meta::{MetaError, MetaTarget, NewStore};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -247,6 +250,9 @@ pub struct Start {
     pub lacking: Lacking,
     /// Bytes of memory for pages of stripe tables; none for as many as suit most stores.
     pub table_memory: Option<usize>,
+    /// Makes the key-value store anew from the last copy of the map, with this treatment of newer blocks.
+    /// Refused if it can be read. The caller repairs the file system before it serves anything.
+    pub restore: Option<Newer>,
 }
 
 impl Start {
@@ -258,7 +264,7 @@ impl Start {
         mut candidates: Vec<Candidate>,
         ownership: Rc<dyn Ownership>,
     ) -> Result<Rc<Node>, StartError> {
-        let Self { wanted, last_paths, mode, lacking, table_memory } = self;
+        let Self { wanted, last_paths, mode, lacking, table_memory, restore } = self;
         let events = Events::new(env);
         let store = wanted.or_else(|| candidates.iter().find_map(Candidate::store)).ok_or_else(|| {
             let problems: Vec<&str> = candidates.iter().filter_map(Candidate::problem).collect();
@@ -305,20 +311,44 @@ impl Start {
             }
         }
         let gate: Rc<Gate> = Rc::default();
-        let engine = RedbKv::open(env, Volume::whole(&meta_array), mode).await?;
-        let kv = AheadKv::open(env, engine).await?;
-        let shared: Rc<dyn Kv> = kv.clone();
-        let volume = Volume::whole(&data);
-        let config = TargetConfig::for_volume(&volume, env.random());
-        // Nothing is changed for a later release.
         let home = Home { pool: data.pool(), data: data.id() };
-        let has_data = || !volume.is_blank();
-        MetaTarget::check_store(&*shared, home, has_data).await?;
+        let (of_stack, whole) = (Arrays { data: &data, meta: &meta_array }, Volume::whole(&data));
+        let (kv, restored) = match restore {
+            None => (of_stack.open_kv(env, mode).await?, None),
+            Some(how) => {
+                let stop = |_: &StartError| arrays.iter().for_each(|array| array.stop());
+                let restored = restore_rows(env, &of_stack, mode, (home, how)).await.inspect_err(stop)?;
+                (restored.0, Some(restored.1))
+            }
+        };
+        let shared: Rc<dyn Kv> = kv.clone();
+        // Nothing is changed for a later release.
+        let row = MetaTarget::check_store(&*shared, home, || !whole.is_blank()).await?;
+        let kept_stripes = match row {
+            Some(row) => row.kept_stripes,
+            None => to_u16(to_usize(anchor_stripes(whole.stripe_blocks()))),
+        };
+        if u64::from(kept_stripes) >= data.geometry().stripes {
+            let why = "it keeps more stripes than the data array has";
+            return Err(MetaError::from(DecodeError::Bad { what: "row of the store", why }).into());
+        }
+        let (volume, anchors) = whole.split_end(kept_stripes.into());
+        let config = TargetConfig::for_volume(&volume, env.random());
         let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
-        let meta = MetaTarget::open(env, shared, target.clone(), gate, ("main", home)).await?;
+        let copies = match kept_stripes {
+            0 => None,
+            _ => Some(Copies::open(env, &target, anchors).await),
+        };
+        let new = NewStore { name: "main", home, kept_stripes };
+        let meta = MetaTarget::open(env, shared, target.clone(), gate, new).await?;
+        let copies = MapCopies::new(env, &events, &meta.info().name, copies);
         let drives = DriveSet::new(env, backing, store, &arrays, &events, drives);
         let scrubs = Scrubs::new(env, &drives, &events, meta.info().created_ns);
-        let node = Node::new(env, Stack { drives, kv, target, meta, events, scrubs });
+        if let Some(Restored { copy, rows, .. }) = &restored {
+            let text = format!("{rows} rows come from copy {} of the map", copy.serial);
+            events.add(Severity::Error, EventKind::MapRestored, "node", text);
+        }
+        let node = Node::new(env, Stack { drives, kv, target, copies, restored, meta, events, scrubs });
         env.spawn("node watch", Box::pin(watch::run(node.clone())));
         env.spawn("session leases", Box::pin(leases::run(node.clone())));
         Ok(node)

@@ -13,11 +13,11 @@ use penstock_client::{Client, Failure};
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Found, Holding, InProcess, Lacking, NewDrives, Node, Start, StartError, StoreSpec, create_store,
-    find_drives, look_for_store,
+    Backing, Found, Holding, InProcess, Lacking, NewDrives, Newer, Node, Start, StartError, StoreSpec,
+    create_store, find_drives, look_for_store,
 };
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -59,6 +59,8 @@ pub struct Site {
     pub ownership: Rc<MemoryOwnership>,
     /// The shape of its store.
     pub spec: StoreSpec,
+    /// The next starts make the key-value store anew from a copy of the map.
+    pub restore: Cell<Option<Newer>>,
 }
 
 /// One life of the machine: from a start to a stop or a power cut.
@@ -166,7 +168,13 @@ impl Site {
     /// A place for such a store, without drives.
     pub fn without_store(k: usize, m: usize, data_bytes: u64) -> Self {
         let spec = spec(k, m, data_bytes);
-        Self { disks: Rc::default(), plans: Rc::default(), ownership: Rc::default(), spec }
+        Self {
+            disks: Rc::default(),
+            plans: Rc::default(),
+            ownership: Rc::default(),
+            spec,
+            restore: Cell::default(),
+        }
     }
 
     /// Makes the store if there is none, as a start in a folder without a record of its store does. Returns
@@ -224,6 +232,7 @@ impl Site {
             lacking: Lacking::Refuse,
             // In every other start no page stays in memory that can be read again.
             table_memory: (world.below(2) == 1).then_some(1),
+            restore: self.restore.get(),
         };
         let node = how.open(&env, backing, candidates, self.ownership.clone()).await?;
         let client = Client::connect(&env, InProcess::new(node.clone()), "test")
@@ -261,6 +270,7 @@ impl Site {
             plans: Rc::default(),
             ownership: Rc::new((*self.ownership).clone()),
             spec: self.spec.clone(),
+            restore: self.restore.clone(),
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariant: a strip with data that was written since then has a version above those given before, and so
 //! have all valid parity strips of its stripe. A strip that was only made again has a newer version too; then
-//! the parity tells that its contents are old.
+//! the parity tells that its contents are old. Nobody can read a stale strip of a stripe that lacks too many:
+//! it counts as old, since reads of it fail for whoever has it.
 
 use super::Stripes;
 use crate::place::{Position, Positions};
@@ -36,10 +37,12 @@ fn old_strips(
     version: Version,
     version_of: impl Fn(Position) -> Version,
 ) -> Positions {
+    let parity: Vec<Position> = parity.collect();
     let is_old = |position: &Position| !stale.contains(*position) && version_of(*position).0 <= version.0;
     // A change of any data strip changes all valid parity strips.
-    let all_are = parity.into_iter().any(|position| is_old(&position));
-    data.filter(|position| all_are || is_old(position)).collect()
+    let all_are = parity.iter().any(is_old);
+    let is_lost = |position: &Position| stale.len() > parity.len() && stale.contains(*position);
+    data.filter(|position| all_are || is_old(position) || is_lost(position)).collect()
 }
 
 impl Stripes {
@@ -72,7 +75,7 @@ impl Stripes {
 mod tests {
     use super::*;
 
-    /// Which of two data strips are old in a stripe with two parity strips: strips are stale or have these
+    /// The old ones of two data strips in a stripe with two parity strips: strips are stale or have these
     /// versions, and versions up to 10 are old.
     fn old(versions: [u64; 4], stale: &[usize]) -> Vec<usize> {
         let position = Position::new;
@@ -97,7 +100,8 @@ mod tests {
             ([5, 5, 5, 12], &[2], &[0, 1]),
             ([12, 5, 5, 12], &[2], &[1]),
             ([5, 12, 5, 5], &[2, 3], &[0]),
-            ([5, 5, 5, 5], &[0, 1, 2, 3], &[]),
+            ([5, 12, 5, 5], &[1, 2, 3], &[0, 1]),
+            ([12, 12, 5, 5], &[1, 2, 3], &[1]),
         ] {
             assert_eq!(old(versions, stale), expected, "{versions:?}, {stale:?} are stale");
         }

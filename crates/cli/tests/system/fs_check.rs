@@ -4,6 +4,9 @@
 
 use crate::store::{Store, can_mount};
 use serde_json::{Value, json};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// Runs a command that must end with this exit status. Returns its standard output and standard error.
 fn exits(store: &Store, words: &[&str], status: i32) -> (String, String) {
@@ -59,5 +62,147 @@ fn a_repair_needs_an_unmounted_store_and_leaves_a_healthy_one_as_it_is() {
     let (_, err) = exits(&store, &["fs", "check", "--repair", "--yes"], 8);
     assert!(err.contains("nothing was repaired"), "{err}");
     store.ok(&["umount", store.mount.to_str().unwrap()]);
+    store.down();
+}
+
+/// Overwrites the trailers of all strips of the metadata array: nothing of it can be read any more.
+fn lose_metadata(store: &Store, array: &str) {
+    let id: Vec<u8> = (0..16).map(|at| u8::from_str_radix(&array[2 * at..2 * at + 2], 16).unwrap()).collect();
+    let mut lost = 0;
+    for entry in std::fs::read_dir(store.dir.join("drives")).unwrap() {
+        let file = File::options().read(true).write(true).open(entry.unwrap().path()).unwrap();
+        let mut block = [0; 4096];
+        for at in (0..file.metadata().unwrap().len()).step_by(4096) {
+            file.read_exact_at(&mut block, at).unwrap();
+            if block.starts_with(b"PTRL") && block[8..24] == id {
+                file.write_all_at(&[0x5a; 4096], at).unwrap();
+                lost += 1;
+            }
+        }
+    }
+    assert!(lost > 0, "there are strips of the metadata array");
+}
+
+#[test]
+fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
+    if !can_mount("a_store_that_lost_its_metadata_comes_back_from_a_copy") {
+        return;
+    }
+    let store = Store::new("fs-map", &["--drive-size", "256M"]);
+    store.up();
+    assert_eq!(store.json(&["fs", "show"])["map_copy"], Value::Null);
+    let contents: Vec<u8> = (0..5u32 << 20).map(|at| (at / 3) as u8).collect();
+    std::fs::create_dir(store.mount.join("folder")).unwrap();
+    let path = store.mount.join("folder/kept");
+    std::fs::write(&path, &contents).unwrap();
+    File::open(&path).unwrap().sync_all().unwrap();
+    // More than a strip of other data lies between it and what follows.
+    std::fs::write(store.mount.join("between"), vec![7; 1 << 20]).unwrap();
+    File::open(store.mount.join("between")).unwrap().sync_all().unwrap();
+    let copy = json_of(&store, &["fs", "copy-map", "--json"]);
+    assert_eq!(copy["serial"], json!(1));
+    assert_eq!(store.json(&["fs", "show"])["map_copy"], copy);
+    let newer: Vec<u8> = (0..3u32 << 20).map(|at| (at / 5) as u8 ^ 0x80).collect();
+    std::fs::write(store.mount.join("newer"), &newer).unwrap();
+    File::open(store.mount.join("newer")).unwrap().sync_all().unwrap();
+    store.ok(&["umount"]);
+
+    // A running instance is not set back, and one whose names and maps can be read neither.
+    let restore = ["fs", "check", "--repair", "--map", "--yes", "--json"];
+    let (_, err) = exits(&store, &restore, 8);
+    assert!(err.contains("in use"), "{err}");
+    let arrays = store.json(&["array", "list"]);
+    let meta = arrays.as_array().unwrap().iter().find(|array| array["name"] == "meta").unwrap();
+    let meta = meta["id"].as_str().unwrap().to_owned();
+    store.down();
+    let (_, err) = exits(&store, &restore, 8);
+    assert!(err.contains("every row of this store can be read"), "{err}");
+
+    lose_metadata(&store, &meta);
+    let output = store.up_output(&[]);
+    assert!(!output.status.success(), "names and maps are lost");
+    let (_, err) = exits(&store, &restore[..4], 8);
+    assert!(err.contains("--yes"), "{err}");
+    let (out, _) = exits(&store, &restore, 1);
+    let check: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&check["result"], &check["restored"]["copy"]), (&json!("mended"), &copy), "{check}");
+    let lost_found = check["restored"]["newer_file"]["paths"][0].as_str().unwrap();
+    assert!(lost_found.starts_with("/lost+found/inode-"), "{check}");
+
+    store.up();
+    assert!(std::fs::read(&path).unwrap() == contents, "it was there at the time of the copy");
+    assert!(!store.mount.join("newer").exists(), "its name was given later");
+    let found = std::fs::read(store.mount.join(&lost_found[1..])).unwrap();
+    let has = |block: &[u8]| found.chunks(4096).any(|found| found == block);
+    assert!(newer.chunks(4096).all(has), "all of its contents are there");
+    let events = store.json(&["events"]);
+    let kinds: Vec<&str> =
+        events.as_array().unwrap().iter().filter_map(|event| event["kind"].as_str()).collect();
+    assert!(kinds.contains(&"map_copied"), "{kinds:?}");
+    store.ok(&["umount"]);
+    assert_eq!(json_of(&store, &["fs", "copy-map", "--json"])["serial"], json!(2));
+    store.audit();
+    store.down();
+}
+
+/// Blocks beside those that were written since the copy stay with their files, if that is asked for.
+#[test]
+fn changed_blocks_stay_in_their_files_if_that_is_asked_for() {
+    if !can_mount("changed_blocks_stay_in_their_files_if_that_is_asked_for") {
+        return;
+    }
+    let store = Store::new("fs-map-keep", &["--drive-size", "256M"]);
+    store.up();
+    let small = |number: usize| store.mount.join(format!("small{number}"));
+    let contents = |number: usize| vec![number as u8 + 1; 5000];
+    let write = |path: &Path, contents: &[u8]| {
+        std::fs::write(path, contents).unwrap();
+        File::open(path).unwrap().sync_all().unwrap();
+    };
+    for number in 0..8 {
+        write(&small(number), &contents(number));
+    }
+    store.ok(&["fs", "copy-map"]);
+    let shown = store.ok(&["fs", "show"]);
+    assert!(shown.contains("copy 1 of names and maps"), "{shown}");
+    // It shares its strip with the others.
+    write(&store.mount.join("newer"), &[99; 5000]);
+    store.ok(&["umount"]);
+    let arrays = store.json(&["array", "list"]);
+    let meta = arrays.as_array().unwrap().iter().find(|array| array["name"] == "meta").unwrap();
+    let meta = meta["id"].as_str().unwrap().to_owned();
+    store.down();
+    let unmade = store.home.join("unmade");
+    let output = Store::program()
+        .arg("--dir")
+        .arg(&unmade)
+        .args(["fs", "check", "--repair", "--map", "--yes"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(8), "there is no store");
+    for words in [&["fs", "check", "--map"][..], &["fs", "check", "--repair", "--keep-changed"]] {
+        exits(&store, words, 2);
+    }
+
+    lose_metadata(&store, &meta);
+    let words = ["fs", "check", "--repair", "--map", "--keep-changed", "--yes"];
+    let (out, err) = exits(&store, &words, 1);
+    assert!(out.contains("RESTORED") && out.contains("as of "), "{out}");
+    assert!(out.contains("CHANGED  /small0: may show data that was written since"), "{out}");
+    assert!(out.contains("NEWER    /lost+found/inode-") && out.contains("mended; a second check"), "{out}");
+    assert!(!out.contains("FOUND"), "all that only counts is always lacking: {out}");
+    assert!(err.contains("reading the copy of the map"), "{err}");
+    let event = |kind: &str| {
+        let events = std::fs::read_to_string(store.dir.join("events.jsonl")).unwrap();
+        events.lines().any(|line| line.contains(kind))
+    };
+    assert!(event("map_copied") && event("map_restored") && event("fs_repaired"));
+
+    store.up();
+    for number in 0..8 {
+        assert!(std::fs::read(small(number)).unwrap() == contents(number), "small{number}");
+    }
+    store.ok(&["umount"]);
+    store.audit();
     store.down();
 }

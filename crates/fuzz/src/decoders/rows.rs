@@ -338,7 +338,9 @@ pub(super) const STORE: Decoder = Decoder {
     seeds: || {
         let home = meta::Home { pool: PoolId(Id128([7; 16])), data: ArrayId(Id128([8; 16])) };
         let features = Features { compatible: 8, ..Features::default() };
-        [Features::default(), features].map(|features| meta::StoreRow { features, home }.encode()).to_vec()
+        [(Features::default(), 0), (features, 0), (features, 2)]
+            .map(|(features, kept_stripes)| meta::StoreRow { features, home, kept_stripes }.encode())
+            .to_vec()
     },
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, meta::StoreRow::decode, meta::StoreRow::encode),

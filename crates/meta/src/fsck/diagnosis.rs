@@ -19,6 +19,7 @@ use crate::rows::{
 use crate::{LAST_INO, ROOT, XATTR_MAX};
 use entries::Bucket;
 use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, hex};
+use penstock_chunk::copies::is_copy;
 use penstock_chunk::{Known, TargetCheck};
 use penstock_session::read_result;
 use penstock_session::rows::{SessionRow, decode_session_key};
@@ -264,7 +265,8 @@ impl Diagnosis {
     pub(crate) fn see_target(&mut self, check: TargetCheck) {
         self.enter(Stage::Inodes);
         (self.chunks, self.blocks) = (check.chunks, check.blocks);
-        for (ino, owned) in check.owners {
+        // Copies of the map have no inode.
+        for (ino, owned) in check.owners.into_iter().filter(|(ino, _)| !is_copy(*ino)) {
             self.trace(ino).owned = owned;
             if owned.far_chunks > 0 {
                 self.fix(Kind::ChunkBeyondLimit, Fix::MoveChunks(ino, true));

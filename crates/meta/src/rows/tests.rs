@@ -75,11 +75,20 @@ fn rows_are_as_in_the_first_release() {
 #[test]
 fn the_row_of_the_store_is_as_in_the_first_release() {
     let home = Home { pool: PoolId(Id128([7; 16])), data: ArrayId(Id128([8; 16])) };
-    let store = StoreRow { features: Features { compatible: 4, ..Features::default() }, home };
+    let features = Features { compatible: 4, ..Features::default() };
+    let store = StoreRow { features, home, kept_stripes: 0 };
     let row = store.encode();
     let ids = format!("{}{}", "07".repeat(16), "08".repeat(16));
     assert_eq!(hex(&row), format!("010400000000000000{}{ids}000000000000", "00".repeat(16)));
-    assert_eq!(StoreRow::decode(&row), Ok(store));
+    assert_eq!(StoreRow::decode(&row), Ok(store.clone()));
+    let keeps = StoreRow { kept_stripes: 0x0102, ..store };
+    let kept = keeps.encode();
+    assert_eq!(hex(&kept), format!("020400000000000000{}{ids}0000000000000201", "00".repeat(16)));
+    assert_eq!(StoreRow::decode(&kept), Ok(keeps));
+    assert!(StoreRow::decode(&[&kept[..63], &[0; 2]].concat()).is_err(), "it keeps none");
+    assert!(
+        StoreRow::decode(&kept[..63]).is_err() && StoreRow::decode(&[&row[..], &[1, 0]].concat()).is_err()
+    );
     for len in 0..row.len() {
         assert!(StoreRow::decode(&row[..len]).is_err(), "the first {len} bytes");
     }
@@ -87,7 +96,7 @@ fn the_row_of_the_store_is_as_in_the_first_release() {
         [(0, "format"), (9, "feature bits"), (17, "feature bits"), (57, "stack"), (59, "target")]
     {
         let mut later = row.clone();
-        later[at] += 1;
+        later[at] += 2;
         let error = StoreRow::decode(&later).unwrap_err().to_string();
         assert!(error.contains(field) && error.contains("does not know"), "byte {at}: {error}");
     }

@@ -2,7 +2,8 @@
 
 use super::memory::{CHUNK_BLOCKS, MemChunks};
 use crate::fsck::diagnosis::Diagnosis;
-use crate::rows::{FsRow, Home, all_entries, all_inodes, all_removed, all_xattrs, fs_key, unknown_keys};
+use crate::rows::{FsRow, all_entries, all_inodes, all_removed, all_xattrs, fs_key, unknown_keys};
+use crate::target::NewStore;
 use crate::{Inode, MetaError, MetaTarget, ROOT, ops};
 use penstock_base::env::random_id;
 use penstock_base::{Gate, Ino};
@@ -63,10 +64,15 @@ impl Bed {
     async fn start(world: &World, kv: Rc<MemKv>, starts: u64) -> Self {
         let chunks = MemChunks::new(&kv, starts);
         let gate = Rc::new(Gate::default());
-        let meta =
-            MetaTarget::open(&world.env(), kv.clone(), chunks.clone(), gate, ("test", Home::default()))
-                .await
-                .unwrap();
+        let meta = MetaTarget::open(
+            &world.env(),
+            kv.clone(),
+            chunks.clone(),
+            gate,
+            NewStore { name: "test", ..NewStore::default() },
+        )
+        .await
+        .unwrap();
         let hello = HelloRequest::of_mount(random_id(&world.env()));
         let reply = meta.hello(0, &hello.encode_to_vec(), false).await.unwrap();
         let session = HelloReply::decode(&reply[..]).unwrap().session;

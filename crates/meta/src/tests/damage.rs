@@ -6,6 +6,7 @@ use crate::rows::{
     Entry, FsRow, Home, RemovedFile, RemovedState, encode_xattr, entry_key, fs_key, inode_key, removed_key,
     store_key, xattr_key,
 };
+use crate::target::NewStore;
 use crate::{Data, Inode, LAST_INO, MetaError, MetaTarget, ROOT, XATTR_MAX, ops};
 use penstock_base::{ArrayId, FindingKind as Kind, Gate, Id128, Ino, MAX_FILE_BYTES};
 use penstock_kv::{Kv, MemKv};
@@ -411,8 +412,14 @@ fn a_store_of_other_arrays_or_without_its_first_rows_is_not_opened() {
             }
             bed.meta.stop();
             let (env, gate) = (bed.world.env(), Rc::new(Gate::default()));
-            let opened =
-                MetaTarget::open(&env, bed.kv.clone(), bed.chunks.clone(), gate, ("test", home)).await;
+            let opened = MetaTarget::open(
+                &env,
+                bed.kv.clone(),
+                bed.chunks.clone(),
+                gate,
+                NewStore { name: "test", home, ..NewStore::default() },
+            )
+            .await;
             let error = opened.err().expect("rows would be lost").to_string();
             assert!(error.contains(why), "{error}");
             let checked = MetaTarget::check_store(&*bed.kv, home, || true).await;

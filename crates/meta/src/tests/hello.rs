@@ -2,7 +2,7 @@
 
 use super::memory::MemChunks;
 use crate::MetaTarget;
-use crate::rows::Home;
+use crate::target::NewStore;
 use penstock_base::env::random_id;
 use penstock_base::{Env, Gate, LocalBoxFuture};
 use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
@@ -78,7 +78,15 @@ fn a_session_whose_hello_waits_for_its_flush_is_not_silent() {
         let mem = MemKv::new(64 << 20);
         let kv = Rc::new(SlowKv { kv: mem.clone(), env: env.clone(), flush_takes: Cell::default() });
         let (chunks, gate) = (MemChunks::new(&mem, 1), Rc::new(Gate::default()));
-        let meta = MetaTarget::open(&env, kv.clone(), chunks, gate, ("test", Home::default())).await.unwrap();
+        let meta = MetaTarget::open(
+            &env,
+            kv.clone(),
+            chunks,
+            gate,
+            NewStore { name: "test", ..NewStore::default() },
+        )
+        .await
+        .unwrap();
         let (looks, clock) = (meta.clone(), env.clone());
         let end_silent = async move {
             while !looks.is_stopped() {

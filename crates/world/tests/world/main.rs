@@ -14,6 +14,7 @@ mod golden;
 mod hours;
 mod lapse;
 mod load;
+mod map_copies;
 mod mischief;
 mod model;
 mod plant;

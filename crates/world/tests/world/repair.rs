@@ -7,6 +7,7 @@ use penstock_array::Volume;
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Branch, Buf, ErrorKind, FileId, FindingKind as Kind, crc32c_blocks};
 use penstock_chunk::Owner;
+use penstock_chunk::copies::anchor_stripes;
 use penstock_node::FsCheckReport;
 use penstock_sim::{CutPlan, World};
 use penstock_wire::metadata::{
@@ -66,7 +67,7 @@ fn store() -> (Site, Known) {
 }
 
 /// Every path with its inode, and the contents of files.
-async fn walk(machine: &Machine) -> BTreeMap<String, (u64, Option<Vec<u8>>)> {
+pub async fn walk(machine: &Machine) -> BTreeMap<String, (u64, Option<Vec<u8>>)> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![(machine.client.root(), String::new())];
     while let Some((dir, path)) = waiting.pop() {
@@ -136,7 +137,9 @@ fn plant_and_mend(site: &Site, known: &Known, kind: Kind) {
         if !outlives {
             if kind == Kind::WrittenFreeStripe {
                 let data = machine.node.arrays().iter().find(|array| array.name() == "data").unwrap();
-                let volume = Volume::whole(data);
+                let whole = Volume::whole(data);
+                // The last stripes are not the target's.
+                let (volume, _) = whole.split_end(anchor_stripes(whole.stripe_blocks()));
                 let block = Buf::copy_from(&[7; BLOCK_BYTES]);
                 volume.write(volume.blocks() - 1, &block, &crc32c_blocks(&block)).await.unwrap();
             }

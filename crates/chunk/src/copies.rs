@@ -1,0 +1,334 @@
+//! Copies of all rows of the key-value store on the data volume: what is left if the store is lost beyond its
+//! redundancy.
+//!
+//! A copy is a file without an inode, of a family of inode numbers that nobody else has ([`is_copy`]). Its
+//! blocks are allocated, counted and checked like those of other files. An *anchor* at the end of the volume,
+//! in stripes that no file gets, says where its segments are. There are two anchors, which take turns, so one
+//! copy is whole while the other one is made.
+//!
+//! A copy is made while rows change: it is not of one moment, and a restore must be followed by a repair. Its
+//! version tells which blocks have the contents that its rows mean ([`restore`]).
+//!
+//! Invariants:
+//! - an anchor is written after all that it names is durable, and is made void before that is freed;
+//! - rows that a copy has were read after its version was taken and all writes before that were committed.
+
+pub mod format;
+mod restore;
+
+pub use format::{Anchor, anchor_stripes};
+pub use restore::{ChangedFiles, Found, Names, Newer, Restored, find, restore};
+
+use crate::ChunkError;
+use crate::files::{Known, REMOVED};
+use crate::free::Run;
+use crate::rows::{
+    ChunkKey, FileRow, MapRow, all_accounts, all_counts, all_groups, decode_file_key, map_range,
+};
+use crate::target::Target;
+use crate::truncate::Behind;
+use format::{
+    ANCHOR_BLOCKS, Pieces, SEGMENT_BYTES, SegmentHead, blocks_in, encode_index, index_bytes, put_row,
+    row_bytes,
+};
+use penstock_array::Volume;
+use penstock_base::num::{to_u32, to_usize};
+use penstock_base::{
+    BLOCK_BYTES, Birth, Buf, BufMut, Class, DecodeError, Enc, Env, ErrorKind, FileId, Ino, IoContext,
+    crc32c_blocks,
+};
+use penstock_drive::Io;
+use penstock_kv::{Pages, Range, WriteSet, for_each, for_each_key};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+const IO: Io = Io::new(Class::Meta, "copy.read");
+const WRITES: IoContext = IoContext::system(Class::Meta);
+/// Rest after each segment, so that a copy takes a part of the drives' time only.
+const REST: Duration = Duration::from_millis(5);
+/// Chunks that one transaction frees.
+const STEP: usize = 64;
+/// Inode numbers below this one are of copies: each is the serial number of one.
+const END: u64 = 1 << 40;
+
+/// True for the number of a copy of the map, which has blocks and no inode.
+pub fn is_copy(ino: Ino) -> bool {
+    ino.0 < END
+}
+
+/// The file of a copy.
+fn file_of(serial: u64) -> FileId {
+    assert!(serial > 0 && serial < END, "copy {serial} has a number of its own");
+    FileId::main(Ino(serial))
+}
+
+/// True if a row is not copied: what counts others, and the maps of copies.
+fn is_left_out(key: &[u8]) -> bool {
+    let within = |(from, until): &Range| from.as_slice() <= key && key < until.as_slice();
+    let of_copy =
+        ChunkKey::decode(key).map(|(chunk, _)| chunk.file).or(decode_file_key(key).map(|(file, _)| file));
+    [all_groups(), all_counts(), all_accounts()].iter().any(within)
+        || of_copy.is_ok_and(|file| is_copy(file.ino))
+}
+
+/// The part of the volume that the anchor with this number has: first block and blocks.
+fn place_of(anchors: &Volume, slot: usize) -> Run {
+    let each = anchors.blocks() / 2;
+    (slot as u64 * each, ANCHOR_BLOCKS)
+}
+
+/// Reads one of the anchors.
+async fn read_anchor(anchors: &Volume, slot: usize) -> Result<Anchor, ChunkError> {
+    let (block, count) = place_of(anchors, slot);
+    let bytes = anchors.read(block, count, IO).await?.gather();
+    let found = Anchor::decode(&bytes)?;
+    match found.array == anchors.array().id() {
+        true => Ok(found),
+        false => {
+            Err(DecodeError::Bad { what: "anchor of a copy of the map", why: "of another array" }.into())
+        }
+    }
+}
+
+/// The copies of one target.
+pub struct Copies {
+    env: Env,
+    target: Rc<Target>,
+    anchors: Volume,
+    known: RefCell<[Option<Anchor>; 2]>,
+    is_making: Cell<bool>,
+}
+
+/// A copy is being made.
+struct Making<'a>(&'a Cell<bool>);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+impl Copies {
+    /// The copies whose anchors are on the volume `anchors`. An anchor that cannot be read counts as none.
+    pub async fn open(env: &Env, target: &Rc<Target>, anchors: Volume) -> Rc<Self> {
+        let mut known = [None, None];
+        for (slot, known) in known.iter_mut().enumerate() {
+            *known = read_anchor(&anchors, slot)
+                .await
+                .inspect_err(|error| tracing::debug!(slot, %error, "no copy of the map"))
+                .ok();
+        }
+        let (env, target) = (env.clone(), target.clone());
+        Rc::new(Self { env, target, anchors, known: RefCell::new(known), is_making: Cell::new(false) })
+    }
+
+    /// The newest copy.
+    pub fn newest(&self) -> Option<Anchor> {
+        self.known.borrow().iter().flatten().max_by_key(|anchor| anchor.serial).cloned()
+    }
+
+    /// True while a copy is being made.
+    pub fn is_making(&self) -> bool {
+        self.is_making.get()
+    }
+
+    /// Makes a copy of all rows for which `is_copied` holds, in place of the older one of two. Refused while
+    /// another one is made.
+    pub async fn make(&self, is_copied: impl Fn(&[u8]) -> bool) -> Result<Anchor, ChunkError> {
+        if self.is_making.replace(true) {
+            return Err(ChunkError::Invalid("a copy of the map is being made".into()));
+        }
+        let _making = Making(&self.is_making);
+        let slot = {
+            let known = self.known.borrow();
+            // None comes first.
+            if known[0].as_ref().map(|anchor| anchor.serial) <= known[1].as_ref().map(|anchor| anchor.serial)
+            {
+                0
+            } else {
+                1
+            }
+        };
+        self.known.borrow_mut()[slot] = None;
+        self.write_anchor(slot, &[]).await?;
+        let serial = self.remove_others().await? + 1;
+        let made = self.write_copy(serial, is_copied).await;
+        let anchored = match &made {
+            Ok(anchor) => self.write_anchor(slot, &anchor.encode()).await,
+            Err(error) => Err(error.clone()),
+        };
+        if let Err(error) = anchored {
+            if let Err(error) = self.remove(serial).await {
+                tracing::warn!(serial, %error, "a copy of the map that failed is freed with the next one");
+            }
+            return Err(error);
+        }
+        let anchor = made?;
+        self.known.borrow_mut()[slot] = Some(anchor.clone());
+        Ok(anchor)
+    }
+
+    /// Writes the bytes of an anchor, durably; none for no anchor.
+    async fn write_anchor(&self, slot: usize, bytes: &[u8]) -> Result<(), ChunkError> {
+        let (block, count) = place_of(&self.anchors, slot);
+        if bytes.len() > to_usize(count) * BLOCK_BYTES {
+            return Err(ChunkError::Invalid("a copy of the map is in too many pieces".into()));
+        }
+        let mut padded = BufMut::zeroed(bytes.len().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES));
+        padded.as_mut()[..bytes.len()].copy_from_slice(bytes);
+        let data = padded.freeze();
+        self.anchors.write(block, &data, &crc32c_blocks(&data)).await?;
+        Ok(self.anchors.flush().await?)
+    }
+
+    /// Frees all copies without an anchor. Returns the highest number of any.
+    async fn remove_others(&self) -> Result<u64, ChunkError> {
+        let kept: BTreeSet<u64> = self.known.borrow().iter().flatten().map(|anchor| anchor.serial).collect();
+        let mut found = BTreeSet::new();
+        let (first, end) = (FileId::main(Ino(0)), FileId::main(Ino(END)));
+        let files = (FileRow::key(first, Birth(u64::MAX)), FileRow::key(end, Birth(u64::MAX)));
+        for range in [(map_range(first, 0).0, map_range(end, 0).0), files] {
+            for_each_key(&*self.target.kv, range, |key| {
+                let chunk = ChunkKey::decode(key).map(|(chunk, _)| chunk.file);
+                let file = chunk.or(decode_file_key(key).map(|(file, _)| file));
+                found.extend(file.ok().filter(|file| is_copy(file.ino)).map(|file| file.ino.0));
+                Ok::<_, ChunkError>(())
+            })
+            .await?;
+        }
+        for serial in found.iter().filter(|serial| !kept.contains(serial)) {
+            self.remove(*serial).await?;
+        }
+        Ok(found.into_iter().chain(kept).max().unwrap_or(0))
+    }
+
+    /// Frees a copy.
+    async fn remove(&self, serial: u64) -> Result<(), ChunkError> {
+        let (file, known) = (file_of(serial), Known { truncations: REMOVED, ..Known::default() });
+        for stop in self.target.truncate_steps(file, 0, STEP).await? {
+            self.drop_from(file, stop, known).await?;
+        }
+        self.drop_from(file, 0, known).await?;
+        self.target.file_removed(file);
+        self.target.sync().await
+    }
+
+    async fn drop_from(&self, file: FileId, block: u64, known: Known) -> Result<(), ChunkError> {
+        let mut writes = WriteSet::new();
+        writes.reclaims();
+        self.target.truncate(file, block..u64::MAX, Behind::Dropped, known, writes).await
+    }
+
+    async fn write_copy(&self, serial: u64, is_copied: impl Fn(&[u8]) -> bool) -> Result<Anchor, ChunkError> {
+        let (file, volume) = (file_of(serial), self.target.volume());
+        // A block that gets its place only later would count as changed.
+        volume.array().destage_and_checkpoint().await?;
+        let chunk_blocks = self.target.config().chunk_blocks;
+        let mut anchor = Anchor {
+            array: volume.array().id(),
+            serial,
+            id: self.env.random(),
+            version: volume.version(),
+            created_ns: self.env.wall_ns(),
+            rows: 0,
+            bytes: 0,
+            chunk_blocks,
+            segments: 0,
+            index: Vec::new(),
+        };
+        // From here on everything written before that version is in a row, or has no owner.
+        match self.target.commit_all().await {
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                tracing::warn!(%error, "some writes have no space, and are not in the copy of the map");
+            }
+            committed => committed?,
+        }
+        let room = chunk_blocks as usize * BLOCK_BYTES - SEGMENT_BYTES;
+        let (mut pages, mut contents) =
+            (Pages::new(&*self.target.kv, (Vec::new(), vec![0xff; 256])), Enc::new());
+        loop {
+            let rows = pages.next().await?;
+            if rows.is_empty() {
+                break;
+            }
+            for (key, value) in rows.iter().filter(|(key, _)| !is_left_out(key) && is_copied(key)) {
+                if row_bytes(key, value) > room {
+                    return Err(ChunkError::Invalid(format!(
+                        "a row of {} bytes is in no chunk",
+                        value.len()
+                    )));
+                }
+                if contents.len() + row_bytes(key, value) > room {
+                    self.write_segment(&anchor, anchor.segments, false, &contents.finish()).await?;
+                    anchor.segments += 1;
+                }
+                put_row(&mut contents, key, value);
+                anchor.rows += 1;
+                anchor.bytes += row_bytes(key, value) as u64;
+            }
+        }
+        self.write_segment(&anchor, anchor.segments, false, &contents.finish()).await?;
+        anchor.segments += 1;
+        self.target.commit(file, false).await?;
+        let mut rest = &self.pieces_of(file, 0, anchor.segments).await?[..];
+        let mut parts = 0;
+        while !rest.is_empty() {
+            let mut bytes = 4;
+            let fits = |runs: &&Vec<Run>| {
+                bytes += index_bytes(runs);
+                bytes <= room
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (part, others) = rest.split_at(count);
+            self.write_segment(&anchor, anchor.segments + parts, true, &encode_index(part)).await?;
+            parts += 1;
+            rest = others;
+        }
+        self.target.commit(file, false).await?;
+        anchor.index = self.pieces_of(file, anchor.segments, parts).await?;
+        Ok(anchor)
+    }
+
+    async fn write_segment(
+        &self,
+        anchor: &Anchor,
+        number: u32,
+        is_index: bool,
+        contents: &[u8],
+    ) -> Result<(), ChunkError> {
+        let bytes = SegmentHead { id: anchor.id, number, is_index }.seal(contents);
+        assert!(bytes.len() <= anchor.chunk_blocks as usize * BLOCK_BYTES, "a segment is in one chunk");
+        let (data, crcs) = (Buf::copy_from(&bytes), crc32c_blocks(&bytes));
+        let key = ChunkKey { file: file_of(anchor.serial), index: number.into() };
+        self.target.write(key, 0, &data, &crcs, Known::default(), WRITES).await?;
+        self.env.sleep(REST).await;
+        Ok(())
+    }
+
+    /// The blocks of some chunks of a copy, as they are committed.
+    async fn pieces_of(&self, file: FileId, first: u32, count: u32) -> Result<Pieces, ChunkError> {
+        let mut pieces = Pieces::new();
+        for_each(&*self.target.kv, map_range(file, first.into()), |key, value| {
+            if to_u32(pieces.len()) == count {
+                return Ok(());
+            }
+            let (chunk, birth) = ChunkKey::decode(key)?;
+            let row = MapRow::decode(value, birth)?;
+            assert_eq!(chunk.index, u64::from(first) + pieces.len() as u64, "the chunks follow each other");
+            let runs: Vec<Run> =
+                row.extents.iter().map(|extent| (extent.block, u64::from(extent.count))).collect();
+            let ends = row.extents.last().map_or(0, |last| last.first + last.count);
+            assert_eq!(blocks_in(&runs), u64::from(ends), "a segment has no hole");
+            pieces.push(runs);
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        assert_eq!(to_u32(pieces.len()), count, "all segments are committed");
+        Ok(pieces)
+    }
+}
+
+#[cfg(test)]
+mod tests;

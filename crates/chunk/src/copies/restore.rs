@@ -1,0 +1,526 @@
+//! The restore of a key-value store from a copy, into an empty one.
+//!
+//! Rows come back as they were copied, but for maps: blocks may have been freed and written by others since.
+//! A map keeps the blocks with contents that are older than the copy's version, which no other file can have
+//! got since. All blocks with newer contents become one file without an inode, so that a repair gives it a
+//! name in `/lost+found`. The result tells the files that lack blocks. Versions are those of strips, so one
+//! write makes the whole strip newer, with blocks of other files: [`Newer::Stay`] leaves those with their
+//! files.
+//!
+//! All groups count as suspect afterwards, so that nothing is allocated before a repair has marked the blocks
+//! of files.
+//!
+//! Invariant: the rows by which a start knows the store are written last, after all others are durable. Until
+//! then nothing is written on the volume, and the restore can be made again.
+
+use super::format::{Anchor, Pieces, SegmentHead, blocks_in, decode_index, take_rows};
+use super::{IO, file_of, read_anchor};
+use crate::ChunkError;
+use crate::free::{Groups, Run};
+use crate::rows::{
+    ChunkKey, Counts, Extent, FileRow, MapRow, Owner, counts_key, decode_file_key, encode_counts, read_row,
+};
+use penstock_array::{ArrayError, BlockChanges, Volume};
+use penstock_base::num::{to_u32, to_usize};
+use penstock_base::{Birth, DecodeError, FileId, Ino, Version};
+use penstock_kv::{Kv, ROWS_AT_ONCE, WriteSet};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Bytes of rows after which a transaction is committed.
+const BATCH_BYTES: usize = 64 << 10;
+/// Stripes that are listed at a time.
+const STRIPES: usize = 4096;
+/// Files that are listed by number.
+const LISTED: usize = 10_000;
+
+/// The name space's part of a restore.
+pub trait Names {
+    /// The value of a row that is none of the target's; none if it is left out, or written last.
+    fn row(&mut self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, DecodeError>;
+
+    /// The number that the file of all newer blocks gets. All rows were seen.
+    fn number(&self) -> Result<Ino, DecodeError>;
+
+    /// The rows that are written last.
+    fn last(&self) -> Result<WriteSet, DecodeError>;
+}
+
+/// The treatment of blocks of files that may have been written since the copy, perhaps by others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Newer {
+    /// They are taken from their files, which read as zeros there.
+    #[default]
+    AreCollected,
+    /// They stay in the files, which may show newer contents, also those of others.
+    Stay,
+}
+
+/// Files with blocks that may have been written since the copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChangedFiles {
+    /// Number of files.
+    pub files: u64,
+    /// These blocks.
+    pub blocks: u64,
+    /// The first of them, with the number of these blocks of each.
+    pub listed: BTreeMap<Ino, u64>,
+}
+
+impl ChangedFiles {
+    /// Adds a file; all blocks of one come behind each other.
+    fn add(&mut self, ino: Ino, blocks: u64, last: &mut Option<Ino>) {
+        self.files += u64::from(*last != Some(ino));
+        *last = Some(ino);
+        self.blocks += blocks;
+        if self.listed.len() < LISTED || self.listed.contains_key(&ino) {
+            *self.listed.entry(ino).or_default() += blocks;
+        }
+    }
+}
+
+/// The outcome of a restore.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// The copy.
+    pub copy: Anchor,
+    /// Rows that were written.
+    pub rows: u64,
+    /// The treatment of what may be newer.
+    pub how: Newer,
+    /// Files with blocks that may be newer.
+    pub changed: ChangedFiles,
+    /// Blocks that may be newer and are in no file of the copy.
+    pub newer_blocks: u64,
+    /// The file that has them, if there are any.
+    pub newer: Option<Ino>,
+}
+
+/// A copy of which every segment was read and verified.
+pub struct Found {
+    anchor: Anchor,
+    pieces: Pieces,
+    /// Blocks of the other copy, as far as they are known.
+    others: Vec<Run>,
+}
+
+impl Found {
+    /// The anchor of the copy.
+    pub fn anchor(&self) -> &Anchor {
+        &self.anchor
+    }
+
+    /// The blocks of all segments, in order.
+    fn all_pieces(&self) -> impl Iterator<Item = &Vec<Run>> {
+        self.pieces.iter().chain(&self.anchor.index)
+    }
+}
+
+/// Reads a segment.
+async fn read_segment(
+    volume: &Volume,
+    anchor: &Anchor,
+    runs: &[Run],
+    wanted: SegmentHead,
+) -> Result<Vec<u8>, ChunkError> {
+    let bad = |why| DecodeError::Bad { what: "segment of a copy of the map", why };
+    if blocks_in(runs) > u64::from(anchor.chunk_blocks) {
+        return Err(bad("longer than a chunk").into());
+    }
+    let mut bytes = Vec::new();
+    for (block, count) in runs {
+        bytes.extend_from_slice(&volume.read(*block, *count, IO).await?.gather());
+    }
+    let (head, contents) = SegmentHead::open(&bytes)?;
+    match head == wanted {
+        true => Ok(contents.to_vec()),
+        false => Err(bad("of another copy, or in another place").into()),
+    }
+}
+
+async fn read_index(volume: &Volume, anchor: &Anchor) -> Result<Pieces, ChunkError> {
+    let mut pieces = Pieces::new();
+    for (number, runs) in (anchor.segments..).zip(&anchor.index) {
+        let head = SegmentHead { id: anchor.id, number, is_index: true };
+        pieces.extend(decode_index(&read_segment(volume, anchor, runs, head).await?)?);
+    }
+    match pieces.len() == anchor.segments as usize {
+        true => Ok(pieces),
+        false => {
+            let why = "not as many segments as the anchor says";
+            Err(DecodeError::Bad { what: "index of a copy of the map", why }.into())
+        }
+    }
+}
+
+async fn read_rows(volume: &Volume, found: &Found, number: u32) -> Result<Vec<u8>, ChunkError> {
+    let head = SegmentHead { id: found.anchor.id, number, is_index: false };
+    read_segment(volume, &found.anchor, &found.pieces[number as usize], head).await
+}
+
+async fn verify(volume: &Volume, found: &Found) -> Result<(), ChunkError> {
+    let mut rows = 0;
+    for number in 0..found.anchor.segments {
+        let contents = read_rows(volume, found, number).await?;
+        rows += take_rows(&contents)?.len() as u64;
+    }
+    match rows == found.anchor.rows {
+        true => Ok(()),
+        false => {
+            let why = "not as many rows as its anchor says";
+            Err(DecodeError::Bad { what: "copy of the map", why }.into())
+        }
+    }
+}
+
+/// The newest copy on a volume of which all can be read. Without one, the error says why.
+pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError> {
+    let (mut known, mut why) = (Vec::new(), Vec::new());
+    for slot in 0..2 {
+        match read_anchor(anchors, slot).await {
+            Ok(anchor) => known.push(anchor),
+            Err(error) => why.push(error.to_string()),
+        }
+    }
+    known.sort_by_key(|anchor| std::cmp::Reverse(anchor.serial));
+    for at in 0..known.len() {
+        let anchor = known[at].clone();
+        let read = async {
+            let pieces = read_index(volume, &anchor).await?;
+            let mut others = Vec::new();
+            if let Some(other) = known.iter().find(|other| other.serial != anchor.serial)
+                && let Ok(of_rows) = read_index(volume, other).await
+            {
+                others = of_rows.into_iter().chain(other.index.clone()).flatten().collect();
+            }
+            let found = Found { anchor: anchor.clone(), pieces, others };
+            verify(volume, &found).await.map(|()| found)
+        };
+        match read.await {
+            Ok(found) => return Ok(found),
+            Err(error) => why.push(format!("copy {}: {error}", anchor.serial)),
+        }
+    }
+    Err(ChunkError::Invalid(format!("there is no copy of the map that can be used: {}", why.join("; "))))
+}
+
+/// Rows on their way.
+struct Writer<'a> {
+    kv: &'a dyn Kv,
+    writes: WriteSet,
+    rows: usize,
+    bytes: usize,
+    all: u64,
+}
+
+impl Writer<'_> {
+    async fn put(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), ChunkError> {
+        self.rows += 1;
+        self.all += 1;
+        self.bytes += key.len() + value.len();
+        self.writes.put(key, value);
+        if self.rows >= ROWS_AT_ONCE / 2 || self.bytes >= BATCH_BYTES {
+            self.commit().await?;
+        }
+        Ok(())
+    }
+
+    async fn commit(&mut self) -> Result<(), ChunkError> {
+        (self.rows, self.bytes) = (0, 0);
+        let mut writes = std::mem::take(&mut self.writes);
+        // They were there before.
+        writes.reclaims();
+        Ok(self.kv.commit(writes).await?)
+    }
+}
+
+/// The ages of blocks.
+struct Ages<'a> {
+    volume: &'a Volume,
+    version: Version,
+    how: Newer,
+    /// Blocks of the copies, which are nobody else's.
+    copies: Vec<Run>,
+    last: Option<(u64, BlockChanges)>,
+    /// Newer blocks that stay in their files.
+    claimed: Vec<Run>,
+}
+
+impl Ages<'_> {
+    async fn of_stripe(&mut self, stripe: u64) -> Result<&BlockChanges, ChunkError> {
+        if self.last.as_ref().is_none_or(|(last, _)| *last != stripe) {
+            let mut changes = match self.volume.changes_since(stripe, self.version).await {
+                Ok(changes) => changes,
+                // Nobody can read it.
+                Err(ArrayError::Damaged { .. }) => BlockChanges::default(),
+                Err(error) => return Err(error.into()),
+            };
+            let copies = runs_in(&self.copies, stripe, self.volume.stripe_blocks());
+            changes.new = changes.new.iter().flat_map(|run| gaps(&copies, run)).collect();
+            self.last = Some((stripe, changes));
+        }
+        Ok(&self.last.as_ref().expect("it was just put there").1)
+    }
+
+    /// The parts of an extent that the file keeps, and the number of its blocks that may be newer. It keeps
+    /// old ones, and of a preallocated extent also those without contents.
+    async fn kept(&mut self, extent: &Extent) -> Result<(Vec<Extent>, u64), ChunkError> {
+        let how = self.how;
+        let (mut newer, mut claimed) = (0, Vec::new());
+        let per_stripe = self.volume.stripe_blocks();
+        let end = (extent.block + u64::from(extent.count)).min(self.volume.blocks());
+        let (mut kept, mut at) = (Vec::new(), extent.block);
+        while at < end {
+            let stripe = at / per_stripe;
+            let base = stripe * per_stripe;
+            let within = to_u32(at - base)..to_u32(end.min(base + per_stripe) - base);
+            let changes = self.of_stripe(stripe).await?;
+            let (old, new) = (overlaps(&changes.old, &within), overlaps(&changes.new, &within));
+            let len =
+                |runs: &[Range<u32>]| runs.iter().map(|run| u64::from(run.end - run.start)).sum::<u64>();
+            let runs = match (extent.preallocated, how) {
+                (true, _) => gaps(&changes.new, &within),
+                (false, Newer::AreCollected) => old.clone(),
+                (false, Newer::Stay) => {
+                    claimed.extend(
+                        new.iter().map(|run| (base + u64::from(run.start), u64::from(run.end - run.start))),
+                    );
+                    let mut both = [&old[..], &new].concat();
+                    both.sort_unstable_by_key(|run| run.start);
+                    both
+                }
+            };
+            if !extent.preallocated {
+                newer += u64::from(within.end - within.start) - len(&old);
+            }
+            kept.extend(runs.into_iter().map(|run| Extent {
+                first: extent.first + to_u32(base + u64::from(run.start) - extent.block),
+                count: run.end - run.start,
+                block: base + u64::from(run.start),
+                ..*extent
+            }));
+            at = base + u64::from(within.end);
+        }
+        self.claimed.extend(claimed);
+        Ok((kept, newer))
+    }
+}
+
+/// The parts of `within` that are in one of the runs.
+fn overlaps(runs: &[Range<u32>], within: &Range<u32>) -> Vec<Range<u32>> {
+    let part = |run: &Range<u32>| run.start.max(within.start)..run.end.min(within.end);
+    runs.iter().map(part).filter(|part| !part.is_empty()).collect()
+}
+
+/// The parts of `within` that are in none of the runs, which are in order.
+fn gaps(runs: &[Range<u32>], within: &Range<u32>) -> Vec<Range<u32>> {
+    let (mut found, mut at) = (Vec::new(), within.start);
+    for run in overlaps(runs, within) {
+        if at < run.start {
+            found.push(at..run.start);
+        }
+        at = run.end;
+    }
+    if at < within.end {
+        found.push(at..within.end);
+    }
+    found
+}
+
+/// Puts the rows of a copy into an empty store. `names` has those that are not the target's.
+pub async fn restore(
+    found: &Found,
+    volume: &Volume,
+    kv: &dyn Kv,
+    names: &mut dyn Names,
+    how: Newer,
+) -> Result<Restored, ChunkError> {
+    // Blocks that are in the log count as changed.
+    if let Err(error) = volume.array().destage_and_checkpoint().await {
+        tracing::warn!(%error, "some blocks stay in the log, and count as newer than the copy");
+    }
+    let mut writer = Writer { kv, writes: WriteSet::new(), rows: 0, bytes: 0, all: 0 };
+    let of_copies = found.all_pieces().flatten().chain(&found.others).copied();
+    let copies = joined_runs(of_copies.collect());
+    let mut ages =
+        Ages { volume, version: found.anchor.version, how, copies, last: None, claimed: Vec::new() };
+    let (mut changed, mut last) = (ChangedFiles::default(), None);
+    for number in 0..found.anchor.segments {
+        let contents = read_rows(volume, found, number).await?;
+        for (key, value) in take_rows(&contents)? {
+            if let Ok((chunk, row)) = read_row(key, value) {
+                let (mut extents, mut newer) = (Vec::new(), 0);
+                for extent in &row.extents {
+                    let (kept, of_extent) = ages.kept(extent).await?;
+                    extents.extend(kept);
+                    newer += of_extent;
+                }
+                if newer > 0 {
+                    changed.add(chunk.file.ino, newer, &mut last);
+                }
+                if !extents.is_empty() {
+                    let extents = crate::map::joined(extents);
+                    writer.put(key.to_vec(), MapRow { extents, ..row }.encode(Birth::FIRST)).await?;
+                }
+            } else if ChunkKey::decode(key).is_ok() || decode_file_key(key).is_ok() {
+                writer.put(key.to_vec(), value.to_vec()).await?;
+            } else if let Some(value) = names.row(key, value)? {
+                writer.put(key.to_vec(), value).await?;
+            }
+        }
+    }
+    let (newer, newer_blocks) =
+        (names.number()?, put_newer(found, names.number()?, &mut ages, &mut writer).await?);
+    put_copy(found, &mut writer).await?;
+    let groups = Groups::new(volume.blocks(), volume.stripe_blocks());
+    for (row, of_row) in (0..).map_while(|row| Some((row, groups.counted_in(row)?))) {
+        let counts: Vec<Counts> = of_row.map(|_| Counts::SUSPECT).collect();
+        writer.put(counts_key(row), encode_counts(&counts)).await?;
+    }
+    writer.commit().await?;
+    kv.flush().await?;
+    let mut last = names.last()?;
+    last.reclaims();
+    kv.commit_durable(last).await?;
+    let newer = (newer_blocks > 0).then_some(newer);
+    Ok(Restored { copy: found.anchor.clone(), rows: writer.all, how, changed, newer_blocks, newer })
+}
+
+/// The parts of runs, which are in order, in a stripe, counted from its first block.
+fn runs_in(runs: &[Run], stripe: u64, per_stripe: u64) -> Vec<Range<u32>> {
+    let base = stripe * per_stripe;
+    let first = runs.partition_point(|(block, count)| block + count <= base);
+    let inside = runs[first..].iter().take_while(|(block, _)| *block < base + per_stripe);
+    let within = |(block, count): &Run| {
+        to_u32(block.max(&base) - base)..to_u32((block + count - base).min(per_stripe))
+    };
+    inside.map(within).collect()
+}
+
+/// These runs in order, joined where they overlap or follow each other.
+fn joined_runs(mut runs: Vec<Run>) -> Vec<Run> {
+    runs.sort_unstable();
+    let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
+    for (block, count) in runs {
+        match joined.last_mut() {
+            Some((first, of)) if *first + *of >= block => *of = (*of).max(block + count - *first),
+            _ => joined.push((block, count)),
+        }
+    }
+    joined
+}
+
+/// Makes all blocks with contents newer than the copy chunks of one file, but for those that stay in other
+/// files. Returns their number.
+async fn put_newer(
+    found: &Found,
+    ino: Ino,
+    ages: &mut Ages<'_>,
+    writer: &mut Writer<'_>,
+) -> Result<u64, ChunkError> {
+    let (volume, per_stripe) = (ages.volume, ages.volume.stripe_blocks());
+    let claimed = joined_runs(std::mem::take(&mut ages.claimed));
+    let chunk_blocks = found.anchor.chunk_blocks;
+    let (mut chunk, mut held, mut index, mut all) = (Vec::new(), 0, 0, 0);
+    let put = async |chunk: &mut Vec<Extent>, index: &mut u64, writer: &mut Writer<'_>| {
+        let key = ChunkKey { file: FileId::main(ino), index: *index };
+        let row = MapRow { truncations: 0, extents: std::mem::take(chunk) };
+        *index += 1;
+        writer.put(key.row(Birth::FIRST), row.encode(Birth::FIRST)).await
+    };
+    let mut from = 0;
+    loop {
+        let stripes = volume.written(from, STRIPES).await?;
+        let Some(end) = stripes.last() else { break };
+        from = end + 1;
+        for stripe in stripes {
+            let base = stripe * per_stripe;
+            let taken = runs_in(&claimed, stripe, per_stripe);
+            let new = ages.of_stripe(stripe).await?.new.clone();
+            for mut run in new.iter().flat_map(|run| gaps(&taken, run)) {
+                while !run.is_empty() {
+                    let count = (run.end - run.start).min(chunk_blocks - held);
+                    let block = base + u64::from(run.start);
+                    chunk.push(Extent {
+                        first: held,
+                        count,
+                        block,
+                        preallocated: false,
+                        birth: Birth::FIRST,
+                    });
+                    (held, run.start, all) = (held + count, run.start + count, all + u64::from(count));
+                    if held == chunk_blocks {
+                        put(&mut chunk, &mut index, writer).await?;
+                        held = 0;
+                    }
+                }
+            }
+        }
+    }
+    if !chunk.is_empty() {
+        put(&mut chunk, &mut index, writer).await?;
+    }
+    Ok(all)
+}
+
+/// Puts the rows of the copy itself, which stays what it is.
+async fn put_copy(found: &Found, writer: &mut Writer<'_>) -> Result<(), ChunkError> {
+    let file = file_of(found.anchor.serial);
+    let mut blocks = 0;
+    for (index, runs) in (0..).zip(found.all_pieces()) {
+        let (mut extents, mut first) = (Vec::new(), 0);
+        for (block, count) in runs {
+            let count = to_u32(*count);
+            extents.push(Extent { first, count, block: *block, preallocated: false, birth: Birth::FIRST });
+            first += count;
+        }
+        blocks += blocks_in(runs);
+        let row = MapRow { truncations: 0, extents }.encode(Birth::FIRST);
+        writer.put(ChunkKey { file, index }.row(Birth::FIRST), row).await?;
+    }
+    assert!(to_usize(blocks) > 0, "a copy has a segment");
+    let row = FileRow { truncations: 0, blocks, owner: Owner::default() };
+    writer.put(FileRow::key(file, Birth::FIRST), row.encode()).await
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_by_others() {
+        let runs = [0..2, 5..6, 9..12];
+        for (within, inside, outside) in [
+            (0..12, vec![0..2, 5..6, 9..12], vec![2..5, 6..9]),
+            (1..10, vec![1..2, 5..6, 9..10], vec![2..5, 6..9]),
+            (2..5, vec![], vec![2..5]),
+            (5..6, vec![5..6], vec![]),
+            (11..20, vec![11..12], vec![12..20]),
+        ] {
+            assert_eq!((overlaps(&runs, &within), gaps(&runs, &within)), (inside, outside), "{within:?}");
+        }
+    }
+
+    #[test]
+    fn runs_are_joined() {
+        let runs = vec![(9, 1), (0, 2), (2, 3), (4, 1), (20, 5), (21, 1)];
+        let joined = joined_runs(runs);
+        assert_eq!(joined, [(0, 5), (9, 1), (20, 5)]);
+        let within = |stripe| runs_in(&joined, stripe, 8);
+        assert_eq!(
+            (within(0), within(1), within(2), within(3)),
+            (vec![0..5], vec![1..2], vec![4..8], vec![0..1])
+        );
+    }
+
+    #[test]
+    fn files_are_counted_once() {
+        let (mut changed, mut last) = (ChangedFiles::default(), None);
+        for (ino, blocks) in [(7, 1), (7, 2), (9, 4)] {
+            changed.add(Ino(ino), blocks, &mut last);
+        }
+        assert_eq!((changed.files, changed.blocks), (2, 7));
+        assert_eq!(changed.listed, BTreeMap::from([(Ino(7), 3), (Ino(9), 4)]));
+    }
+}

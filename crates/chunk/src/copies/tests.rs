@@ -1,0 +1,344 @@
+use super::*;
+use crate::tests::{
+    Bench, CHUNK, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, fills, known, on_a_volume, write,
+};
+use crate::{ChunkKey, TargetConfig};
+use penstock_base::Gate;
+use penstock_kv::{Kv, MemKv};
+use std::collections::BTreeMap;
+
+/// Inode numbers of files begin here.
+const FIRST: u64 = END + 1;
+/// The number that a restore gives to the file of newer blocks.
+const NEWER: u64 = END + 1000;
+/// A row of the name space.
+const NAME: [u8; 3] = [0x10, 1, 2];
+/// A row that no copy has.
+const SESSION: [u8; 2] = [0x15, 9];
+/// The row that is written last.
+const STORE: [u8; 1] = [0];
+
+/// Keeps all rows of the name space, and the store's own for the end.
+#[derive(Default)]
+struct Rows(Vec<(Vec<u8>, Vec<u8>)>);
+
+impl Names for Rows {
+    fn row(&mut self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, DecodeError> {
+        if key == STORE {
+            self.0.push((key.to_vec(), value.to_vec()));
+            return Ok(None);
+        }
+        Ok(Some(value.to_vec()))
+    }
+
+    fn number(&self) -> Result<Ino, DecodeError> {
+        Ok(Ino(NEWER))
+    }
+
+    fn last(&self) -> Result<WriteSet, DecodeError> {
+        let mut writes = WriteSet::new();
+        for (key, value) in &self.0 {
+            writes.put(key.clone(), value.clone());
+        }
+        match writes.is_empty() {
+            true => Err(DecodeError::Bad { what: "copy", why: "without the row of the store" }),
+            false => Ok(writes),
+        }
+    }
+}
+
+fn key(file: u64, index: u64) -> ChunkKey {
+    ChunkKey { file: FileId::main(Ino(FIRST + file)), index }
+}
+
+/// A bench whose volume ends before the anchors, and these.
+fn parts(bench: &Bench) -> (Bench, Volume) {
+    let (volume, anchors) = bench.volume.split_end(anchor_stripes(STRIPE));
+    (
+        Bench {
+            volume,
+            env: bench.env.clone(),
+            kv: bench.kv.clone(),
+            gate: Rc::default(),
+            disks: bench.disks.clone(),
+        },
+        anchors,
+    )
+}
+
+async fn copy(copies: &Copies) -> Anchor {
+    copies.make(|key| key != SESSION).await.unwrap()
+}
+
+/// Loses the key-value store, restores it, and repairs the target.
+async fn restored(bench: &Bench, anchors: &Volume, how: Newer) -> (Bench, Rc<Target>, Restored) {
+    let found = find(&bench.volume, anchors).await.unwrap_or_else(|error| panic!("{error}"));
+    let kv = MemKv::new(1 << 24);
+    let done = restore(&found, &bench.volume, &*kv, &mut Rows::default(), how).await.unwrap();
+    let bench = Bench {
+        kv,
+        gate: Rc::<Gate>::default(),
+        env: bench.env.clone(),
+        volume: bench.volume.clone(),
+        disks: bench.disks.clone(),
+    };
+    let target = bench.target().await;
+    assert!(target.suspect_groups() > 0, "nothing is allocated before a repair");
+    {
+        let quiet = bench.gate.quiesce().await;
+        let fsck = target.fsck(&quiet);
+        fsck.mark_owned().await.unwrap();
+        assert_eq!(fsck.copy_doubles().await.unwrap(), []);
+        let files = (0..10).map(|file| (Ino(FIRST + file), known(0))).collect();
+        fsck.count_files(&files, &BTreeSet::new()).await.unwrap();
+        fsck.clear_unowned().await.unwrap();
+    }
+    assert_clean(&bench, &target).await;
+    (bench, target, done)
+}
+
+#[test]
+fn files_come_back_but_for_blocks_that_were_written_since() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        for (key, value) in [(&NAME[..], 5), (&SESSION, 6), (&STORE, 7)] {
+            bench.put_row(key.to_vec(), vec![value]).await;
+        }
+        let target = bench.target().await;
+        for file in 0..4 {
+            write(&target, key(file, 0), 0, &[10 + file as u8; CHUNK as usize]).await;
+        }
+        write(&target, key(0, 1), 0, &[20; CHUNK as usize]).await;
+        target.commit_all().await.unwrap();
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        assert_eq!(copies.newest(), None);
+        let anchor = copy(&copies).await;
+        assert_eq!((anchor.serial, copies.newest()), (1, Some(anchor.clone())));
+        // The first file is written over in part, the second one removed, and its space given to a third.
+        write(&target, key(0, 0), 3, &[50; 2]).await;
+        target.commit_all().await.unwrap();
+        let removed = Known { truncations: REMOVED, owner: OWNER };
+        let file = key(1, 0).file;
+        target.truncate(file, 0..u64::MAX, Behind::Dropped, removed, WriteSet::new()).await.unwrap();
+        target.file_removed(file);
+        target.sync().await.unwrap();
+        let mut other = 0;
+        while target.usage().free_blocks > u64::from(CHUNK) * 4 {
+            write(&target, key(9, other), 0, &[60; CHUNK as usize]).await;
+            target.commit_all().await.unwrap();
+            other += 1;
+        }
+        target.stop();
+
+        let (bench, target, done) = restored(&bench, &anchors, Newer::AreCollected).await;
+        assert_eq!(done.copy, anchor);
+        let rows: BTreeMap<Vec<u8>, Vec<u8>> = bench.kv.rows().into_iter().collect();
+        assert_eq!((rows.get(&NAME[..]), rows.get(&SESSION[..])), (Some(&vec![5]), None));
+        assert_eq!(rows.get(&STORE[..]), Some(&vec![7]));
+        for file in [2, 3] {
+            assert_eq!(fills(&target, key(file, 0)).await, [10 + file as u8; CHUNK as usize], "file {file}");
+        }
+        // Its other chunk was not written over.
+        assert_eq!(fills(&target, key(0, 1)).await, [20; CHUNK as usize]);
+        let first = fills(&target, key(0, 0)).await;
+        assert!(first.iter().all(|fill| [0, 10].contains(fill)) && first[3..5] == [0, 0], "{first:?}");
+        assert_eq!(fills(&target, key(1, 0)).await, [0; CHUNK as usize], "its blocks are another file's");
+        let lacking = first.iter().filter(|fill| **fill == 0).count() as u64;
+        let listed = BTreeMap::from([(Ino(FIRST), lacking), (Ino(FIRST + 1), u64::from(CHUNK))]);
+        assert_eq!((done.changed.listed, done.changed.blocks), (listed, lacking + u64::from(CHUNK)));
+        // Nothing is lost: the newer blocks are in a file of their own.
+        assert_eq!(done.newer, Some(Ino(NEWER)));
+        let mut found: BTreeMap<u8, u64> = BTreeMap::new();
+        for index in 0..done.newer_blocks.div_ceil(CHUNK.into()) {
+            for fill in fills(&target, ChunkKey { file: FileId::main(Ino(NEWER)), index }).await {
+                *found.entry(fill).or_default() += 1;
+            }
+        }
+        assert_eq!((found[&50], found[&60]), (2, other * u64::from(CHUNK)));
+
+        // The copy is there still, and the next one takes the other anchor.
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        assert_eq!(copies.newest(), Some(anchor));
+        assert_eq!(copy(&copies).await.serial, 2);
+        assert_clean(&bench, &target).await;
+        target.stop();
+    });
+}
+
+/// Of two copies one is whole at any time, and no more space is taken than by two.
+#[test]
+fn copies_take_turns() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        bench.put_row(STORE.to_vec(), vec![7]).await;
+        let target = bench.target().await;
+        write(&target, key(0, 0), 0, &[1; 5]).await;
+        target.commit_all().await.unwrap();
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        let free = target.usage().free_blocks;
+        for serial in 1..=5 {
+            assert_eq!(copy(&copies).await.serial, serial);
+            assert_clean(&bench, &target).await;
+            let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(found.anchor().serial, serial);
+        }
+        assert!(free - target.usage().free_blocks <= 4, "two copies of two segments");
+        // A copy that fails leaves the newest one, and no space that nobody owns.
+        bench.kv.fail_after(0);
+        assert!(copies.make(|_| true).await.is_err());
+        bench.kv.fail_after(u64::MAX);
+        let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(found.anchor().serial, 5);
+        assert_eq!(copy(&copies).await.serial, 6);
+        assert_clean(&bench, &target).await;
+        let numbers = |kv: &MemKv| {
+            kv.rows()
+                .iter()
+                .filter_map(|(key, _)| decode_file_key(key).ok())
+                .map(|(file, _)| file.ino.0)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(numbers(&bench.kv), [5, 6, FIRST]);
+        target.stop();
+        // After a start the anchors say which ones there are.
+        let target = bench.target().await;
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        assert_eq!(copy(&copies).await.serial, 7);
+        assert_eq!(numbers(&bench.kv), [6, 7, FIRST]);
+        target.stop();
+    });
+}
+
+/// A damaged copy is not used: the other one is, or the error says why there is none.
+#[test]
+fn a_copy_with_a_bad_block_is_not_used() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        let refused = find(&bench.volume, &anchors).await.err().unwrap().to_string();
+        assert!(refused.contains("no copy of the map"), "{refused}");
+        bench.put_row(STORE.to_vec(), vec![7]).await;
+        let target = bench.target().await;
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        let (first, second) = (copy(&copies).await, copy(&copies).await);
+        // Other bytes in the place of the second one's rows.
+        let rows = copies.pieces_of(file_of(second.serial), 0, 1).await.unwrap()[0][0].0;
+        let (data, crcs) = crate::tests::blocks_of(&[9]);
+        bench.volume.write(rows, &data, &crcs).await.unwrap();
+        bench.volume.flush().await.unwrap();
+        let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(found.anchor(), &first);
+        // Its index in the place of its anchor.
+        anchors.write(place_of(&anchors, 0).0, &data, &crcs).await.unwrap();
+        anchors.flush().await.unwrap();
+        let refused = find(&bench.volume, &anchors).await.err().unwrap().to_string();
+        assert!(refused.contains("copy 2: segment of a copy of the map: wrong magic"), "{refused}");
+        assert!(refused.contains("anchor of a copy of the map: wrong magic"), "{refused}");
+        target.stop();
+    });
+}
+
+/// The files as the test knows them: by file and chunk, the fill of each block.
+type Model = BTreeMap<(u64, u64), [u8; CHUNK as usize]>;
+
+async fn change(random: &mut Random, target: &Target, model: &mut Model, next: &mut u8) {
+    let (file, index) = (random.below(4), random.below(3));
+    if random.below(6) == 0 {
+        let file_id = key(file, 0).file;
+        let generation = Known { truncations: REMOVED, owner: OWNER };
+        target.truncate(file_id, 0..u64::MAX, Behind::Dropped, generation, WriteSet::new()).await.unwrap();
+        target.file_removed(file_id);
+        model.retain(|(other, _), _| *other != file);
+    } else {
+        let first = random.below(u64::from(CHUNK)) as usize;
+        let count = 1 + random.below((CHUNK as usize - first) as u64) as usize;
+        let (first, count) = if random.below(3) == 0 { (0, CHUNK as usize) } else { (first, count) };
+        *next = if *next == u8::MAX { 1 } else { *next + 1 };
+        write(target, key(file, index), first as u32, &vec![*next; count]).await;
+        model.entry((file, index)).or_insert([0; CHUNK as usize])[first..first + count].fill(*next);
+    }
+    match random.below(3) {
+        0 => target.commit_all().await.unwrap(),
+        1 => target.sync().await.unwrap(),
+        _ => {}
+    }
+}
+
+/// Changes before, during and after a copy. No file shows anything but its own contents: those of the copy,
+/// or newer ones that were written beside it, or zeros where the restore says that blocks are lacking.
+fn lives(seed: u64) {
+    on_a_volume(async |bench| {
+        let (_seed, mut random) = (Seed(seed), Random::new(seed));
+        let (bench, anchors) = parts(bench);
+        bench.put_row(STORE.to_vec(), vec![7]).await;
+        let config = TargetConfig { chunk_blocks: CHUNK, generation: GENERATION };
+        let kv: Rc<dyn Kv> = bench.kv.clone();
+        let target =
+            Target::open(&bench.env, bench.volume.clone(), kv, bench.gate.clone(), config).await.unwrap();
+        let (mut model, mut next) = (Model::new(), 0);
+        for _ in 0..random.below(40) {
+            change(&mut random, &target, &mut model, &mut next).await;
+        }
+        target.commit_all().await.unwrap();
+        let (before, copies) = (model.clone(), Copies::open(&bench.env, &target, anchors.clone()).await);
+        let make = copies.make(|_| true);
+        let changes = async {
+            let mut all = vec![model.clone()];
+            for _ in 0..random.below(6) {
+                change(&mut random, &target, &mut model, &mut next).await;
+                all.push(model.clone());
+            }
+            all
+        };
+        let (made, mut all) = futures_util::future::join(make, changes).await;
+        made.unwrap();
+        for _ in 0..random.below(30) {
+            change(&mut random, &target, &mut model, &mut next).await;
+            all.push(model.clone());
+        }
+        target.commit_all().await.unwrap();
+        target.stop();
+        let how = if random.below(2) == 0 { Newer::AreCollected } else { Newer::Stay };
+        let (_, target, done) = restored(&bench, &anchors, how).await;
+        for ((file, index), at_copy) in &before {
+            let found = fills(&target, key(*file, *index)).await;
+            let lacks = done.changed.listed.contains_key(&Ino(FIRST + file));
+            for (block, (fill, old)) in found.iter().zip(at_copy).enumerate() {
+                let now = |model: &Model| model.get(&(*file, *index)).map_or(0, |chunk| chunk[block]);
+                let own = all.iter().any(|model| now(model) == *fill);
+                assert!(
+                    own || *fill == 0 && lacks || fill == old || how == Newer::Stay && lacks,
+                    "block {block} of {file}, chunk {index}: {fill} for {old}"
+                );
+            }
+        }
+        // All contents of now are somewhere.
+        let mut newer: BTreeMap<u8, u64> = BTreeMap::new();
+        for index in 0..done.newer_blocks.div_ceil(CHUNK.into()) {
+            for fill in fills(&target, ChunkKey { file: FileId::main(Ino(NEWER)), index }).await {
+                *newer.entry(fill).or_default() += 1;
+            }
+        }
+        let mut shown = BTreeSet::new();
+        for (file, index) in (0..4).flat_map(|file| (0..3).map(move |index| (file, index))) {
+            shown.extend(fills(&target, key(file, index)).await);
+        }
+        let shown = if how == Newer::Stay { shown } else { BTreeSet::new() };
+        for ((file, index), chunk) in &model {
+            let found = fills(&target, key(*file, *index)).await;
+            for (block, fill) in chunk.iter().enumerate().filter(|(_, fill)| **fill != 0) {
+                let is_there = found[block] == *fill || newer.contains_key(fill) || shown.contains(fill);
+                assert!(is_there, "block {block} of {file}, chunk {index}: {fill} is lost");
+            }
+        }
+        target.stop();
+    });
+}
+
+#[test]
+fn no_file_shows_the_contents_of_another_after_a_restore() {
+    let seeds = std::env::var("PENSTOCK_SEEDS").ok().and_then(|seeds| {
+        let (from, until) = seeds.split_once("..")?;
+        Some(from.parse().ok()?..until.parse().ok()?)
+    });
+    seeds.unwrap_or(1..60).for_each(lives);
+}

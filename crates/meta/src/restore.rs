@@ -1,0 +1,127 @@
+//! The name space's part of a restore of all rows from a copy ([`penstock_chunk::copies`]).
+//!
+//! Sessions and stored results are not copied: every session ends with the store that is lost. Numbers that
+//! were given since the copy must not be given again, and are not known: as many as nobody gives in the time
+//! between two copies are left out.
+
+use crate::rows::{FsRow, Home, StoreRow, fs_key, store_key};
+use crate::{LAST_INO, ROOT};
+use penstock_base::{DecodeError, Ino};
+use penstock_chunk::copies::Names;
+use penstock_kv::WriteSet;
+use penstock_session::rows::{LAST_SESSION, all_results, all_sessions};
+
+/// Inode numbers that are left out.
+const INODES_SINCE: u64 = 1 << 32;
+/// Numbers of sessions that are left out.
+const SESSIONS_SINCE: u64 = 1 << 32;
+
+/// True for a row that a copy has.
+pub fn is_copied(key: &[u8]) -> bool {
+    let within = |(from, until): (Vec<u8>, Vec<u8>)| from.as_slice() <= key && key < until.as_slice();
+    !within(all_results()) && !within(all_sessions())
+}
+
+/// The rows of a name space on their way from a copy into a new store.
+pub struct RestoredNames {
+    home: Home,
+    store: Option<StoreRow>,
+    fs: Option<FsRow>,
+}
+
+impl RestoredNames {
+    /// Those of a store on these arrays.
+    pub fn new(home: Home) -> Self {
+        Self { home, store: None, fs: None }
+    }
+
+    fn rows(&self) -> Result<(&StoreRow, &FsRow), DecodeError> {
+        let why = "without the row of the store, or that of the file system";
+        self.store.as_ref().zip(self.fs.as_ref()).ok_or(DecodeError::Bad { what: "copy of the map", why })
+    }
+}
+
+impl Names for RestoredNames {
+    fn row(&mut self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, DecodeError> {
+        if key == store_key() {
+            let store = StoreRow::decode(value)?;
+            if store.home != self.home {
+                return Err(DecodeError::Bad { what: "copy of the map", why: "of other arrays" });
+            }
+            self.store = Some(store);
+            return Ok(None);
+        }
+        if key == fs_key() {
+            let fs = FsRow::decode(value)?;
+            if !(ROOT.0..LAST_INO.0).contains(&fs.reserved_ino) {
+                return Err(DecodeError::Bad { what: "copy of the map", why: "no inode number is left" });
+            }
+            self.fs = Some(fs);
+            return Ok(None);
+        }
+        Ok(is_copied(key).then(|| value.to_vec()))
+    }
+
+    fn number(&self) -> Result<Ino, DecodeError> {
+        Ok(Ino(self.rows()?.1.reserved_ino + 1))
+    }
+
+    fn last(&self) -> Result<WriteSet, DecodeError> {
+        let (store, fs) = self.rows()?;
+        let fs = FsRow {
+            reserved_ino: (fs.reserved_ino + INODES_SINCE).min(LAST_INO.0),
+            last_session: (fs.last_session + SESSIONS_SINCE).min(LAST_SESSION),
+            ..fs.clone()
+        };
+        let mut writes = WriteSet::new();
+        writes.put(store_key(), store.encode()).put(fs_key(), fs.encode());
+        Ok(writes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::inode_key;
+    use penstock_base::{ArrayId, Id128};
+
+    #[test]
+    fn numbers_go_on_behind_those_that_may_have_been_given() {
+        let fs = FsRow {
+            id: Id128([1; 16]),
+            name: "main".into(),
+            created_ns: 5,
+            secret: Id128([2; 16]),
+            reserved_ino: ROOT.0 + 4096,
+            last_session: 7,
+            chunk_blocks: 256,
+        };
+        let home = Home { data: ArrayId(Id128([3; 16])), ..Home::default() };
+        let store = StoreRow { home, kept_stripes: 2, ..StoreRow::default() };
+        let mut names = RestoredNames::new(home);
+        assert!(names.number().is_err() && names.last().is_err());
+        assert_eq!(names.row(&store_key(), &store.encode()), Ok(None));
+        assert!(names.last().is_err());
+        assert_eq!(names.row(&fs_key(), &fs.encode()), Ok(None));
+        assert_eq!(names.row(&inode_key(ROOT), &[1]), Ok(Some(vec![1])));
+        assert_eq!(names.number(), Ok(Ino(ROOT.0 + 4097)));
+        let rows: Vec<_> =
+            names.last().unwrap().changes().map(|(_, value)| value.unwrap().to_vec()).collect();
+        assert_eq!(StoreRow::decode(&rows[0]), Ok(store.clone()));
+        let next = FsRow::decode(&rows[1]).unwrap();
+        assert!(next.reserved_ino > names.number().unwrap().0 && next.last_session > 7);
+        assert_eq!(FsRow { reserved_ino: fs.reserved_ino, last_session: 7, ..next }, fs);
+        // Also at the end of the numbers.
+        let full = FsRow { reserved_ino: LAST_INO.0 - 1, last_session: LAST_SESSION, ..fs.clone() };
+        assert_eq!(names.row(&fs_key(), &full.encode()), Ok(None));
+        assert!(names.last().is_ok());
+        let none = FsRow { reserved_ino: LAST_INO.0, ..fs };
+        assert!(names.row(&fs_key(), &none.encode()).is_err());
+        let foreign = RestoredNames::new(Home::default()).row(&store_key(), &store.encode());
+        assert!(foreign.unwrap_err().to_string().contains("of other arrays"));
+        for key in [all_results().0, all_sessions().0] {
+            assert!(!is_copied(&key), "{key:?}");
+        }
+        assert!(is_copied(&store_key()) && is_copied(&[0x20]));
+    }
+}

@@ -1,0 +1,288 @@
+//! Stores that lose their key-value store, and get it back from a copy of the map.
+
+use crate::machine::{Machine, Site};
+use crate::model::make_file;
+use crate::repair::walk;
+use penstock_array::Volume;
+use penstock_array::format::descriptor::Role;
+use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, crc32c_blocks};
+use penstock_node::{FsCheckReport, Newer, StartError};
+use penstock_sim::{CutPlan, World};
+use penstock_wire::metadata::MakeRequest;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Bytes of each file: several stripes, so that strips of few files are shared.
+const LEN: usize = 300_000;
+
+fn bytes(seed: u8) -> Vec<u8> {
+    (0..LEN).map(|at| (at / 7) as u8 ^ seed.wrapping_mul(37) | 1).collect()
+}
+
+async fn write(machine: &Machine, file: FileId, at: u64, contents: &[u8]) {
+    machine.client.write(file, at, contents).await.unwrap();
+    machine.client.fsync(file).await.unwrap();
+}
+
+async fn add(machine: &Machine, name: &str, seed: u8) -> FileId {
+    let file = make_file(machine, name).await.unwrap();
+    write(machine, file, 0, &bytes(seed)).await;
+    machine.client.release(file).await.unwrap();
+    file
+}
+
+/// Overwrites the beginning of the key-value store, and ends the life.
+async fn lose_rows(machine: &Machine) {
+    let meta = machine.node.arrays().iter().find(|array| array.role() == Role::Metadata).unwrap();
+    let noise = Buf::copy_from(&[0x5a; 64 * BLOCK_BYTES]);
+    let volume = Volume::whole(meta);
+    for at in 0..16 {
+        volume.write(at * 64, &noise, &crc32c_blocks(&noise)).await.unwrap();
+    }
+    volume.flush().await.unwrap();
+}
+
+/// A store with a copy of the map and changes since, whose rows are lost. `change` is called between.
+fn lost(seed: u64, change: impl AsyncFnOnce(&Machine, &BTreeMap<&str, FileId>)) -> Site {
+    let site = Site::new();
+    let world = World::new(seed);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let root = machine.client.root().ino.0;
+        let request =
+            MakeRequest { dir: root, name: "dir".into(), mode: 0o040_755, ..MakeRequest::default() };
+        let dir = machine.client.make(Branch::MAIN, request).await.unwrap().file();
+        let mut files = BTreeMap::new();
+        for (name, seed) in [("keep", 1), ("change", 2), ("remove", 3)] {
+            files.insert(name, add(&machine, name, seed).await);
+        }
+        machine.client.link(files["keep"], dir, b"second").await.unwrap();
+        machine.client.sync_all().await.unwrap();
+        let copy = machine.node.map_copies().make().await.unwrap();
+        assert!(copy.rows > 10, "{copy:?}");
+        change(&machine, &files).await;
+        machine.client.sync_all().await.unwrap();
+        lose_rows(&machine).await;
+    });
+    run.unwrap();
+    site.cut(&world);
+    site
+}
+
+async fn change_all(machine: &Machine, files: &BTreeMap<&str, FileId>) {
+    write(machine, files["change"], 100_000, &[9; 8192]).await;
+    machine.client.unlink(machine.client.root(), b"remove", false).await.unwrap();
+    machine.client.sync_all().await.unwrap();
+    // Long enough that the space of the removed file is given to others.
+    machine.env.sleep(Duration::from_secs(60)).await;
+    for number in 0..4 {
+        add(machine, &format!("new{number}"), 100 + number).await;
+    }
+}
+
+/// Starts with a restore, repairs, and stops.
+async fn restore(site: &Site, world: &World) -> Result<FsCheckReport, StartError> {
+    site.restore.set(Some(Newer::AreCollected));
+    let started = site.start(world, &[]).await;
+    site.restore.set(None);
+    let machine = started?;
+    let report = machine.node.repair_fs().await.unwrap();
+    machine.stop().await;
+    Ok(report)
+}
+
+/// Asserts everything that must hold after a restore.
+async fn check(machine: &Machine) {
+    machine.audit().await;
+    let found = walk(machine).await;
+    let contents = |path: &str| found[path].1.clone().unwrap();
+    assert!(
+        contents("/keep") == bytes(1) && contents("/dir/second") == bytes(1),
+        "nothing was written there"
+    );
+    // Blocks that were written since read as zeros; all others are those of the copy.
+    for (path, seed) in [("/change", 2), ("/remove", 3)] {
+        let (now, then) = (contents(path), bytes(seed));
+        assert_eq!(now.len(), then.len(), "{path}");
+        for (now, then) in now.chunks(BLOCK_BYTES).zip(then.chunks(BLOCK_BYTES)) {
+            assert!(now == then || now.iter().all(|byte| *byte == 0), "{path} shows what is not its own");
+        }
+    }
+    let changed = contents("/change");
+    assert!(changed[100_000..108_192].iter().all(|byte| *byte == 0));
+    let then = bytes(2);
+    let blocks = changed.chunks(BLOCK_BYTES).zip(then.chunks(BLOCK_BYTES));
+    let same = blocks.filter(|(now, then)| now == then).count();
+    assert!(same > 20, "{same} blocks of the copy are left");
+    // Newer contents are in a file of their own.
+    let newer: Vec<&Vec<u8>> = found
+        .iter()
+        .filter(|(path, _)| path.starts_with("/lost+found/"))
+        .filter_map(|(_, (_, contents))| contents.as_ref())
+        .collect();
+    let has = |seed: u8| {
+        let block = &bytes(seed)[..BLOCK_BYTES];
+        newer.iter().any(|contents| contents.chunks(BLOCK_BYTES).any(|found| found == block))
+    };
+    assert!((100..104).all(has), "{:?}", found.keys());
+    assert!(!found.keys().any(|path| path.starts_with("/new")), "their names are lost");
+}
+
+#[test]
+fn a_store_without_its_rows_comes_back_from_a_copy() {
+    let site = lost(600, change_all);
+    let world = World::new(601);
+    let run = world.run(async {
+        let refused = site.start(&world, &[]).await.err().expect("it has no rows").to_string();
+        assert!(!refused.is_empty());
+    });
+    run.unwrap();
+    world.destroy();
+    let world = World::new(602);
+    let run = world.run(async {
+        let report = restore(&site, &world).await.unwrap();
+        assert_eq!(report.result, "mended", "{:?}", report.now);
+        let restored = report.restored.unwrap();
+        let newer = restored.newer_file.unwrap();
+        assert!(newer.paths[0].starts_with("/lost+found/inode-"), "{newer:?}");
+        let listed: Vec<&str> = restored.listed_files.iter().map(|file| file.paths[0].as_str()).collect();
+        assert_eq!(listed, ["/change", "/remove"]);
+        let machine = site.start(&world, &[]).await.unwrap();
+        check(&machine).await;
+        // Files go on to be made, under new numbers, and the next copy as well.
+        let file = add(&machine, "after", 7).await;
+        assert!(file.ino.0 > newer.inode);
+        assert_eq!(machine.node.map_copies().make().await.unwrap().serial, 2);
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// A store whose rows are whole is not set back.
+#[test]
+fn a_store_with_its_rows_is_not_restored() {
+    let site = Site::new();
+    let world = World::new(610);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        add(&machine, "keep", 1).await;
+        machine.stop().await;
+        let refused = restore(&site, &world).await.unwrap_err().to_string();
+        assert!(refused.contains("no copy of the map"), "{refused}");
+        let machine = site.start(&world, &[]).await.unwrap();
+        machine.node.map_copies().make().await.unwrap();
+        add(&machine, "later", 2).await;
+        machine.stop().await;
+        let refused = restore(&site, &world).await.unwrap_err().to_string();
+        assert!(refused.contains("every row of this store can be read"), "{refused}");
+        let machine = site.start(&world, &[]).await.unwrap();
+        let found = walk(&machine).await;
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["/keep", "/later"]);
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// The power is cut at each kind of write of a restore: it is made again, or was done.
+#[test]
+fn a_restore_that_a_power_cut_interrupts_is_made_again() {
+    let damaged = lost(620, change_all);
+    let (site, world) = (damaged.duplicate(), World::new(621));
+    world.run(restore(&site, &world)).unwrap().unwrap();
+    let hits = world.hits();
+    world.destroy();
+    let (mut again, mut done) = (0, 0);
+    for (name, count) in hits {
+        for cut in 0..5.min(count) {
+            let nth = cut * count / 5.min(count);
+            let (site, world) = (damaged.duplicate(), World::new(621));
+            world.plan_cut(CutPlan { site: name.to_owned(), nth });
+            let ended = world.run(restore(&site, &world));
+            site.restore.set(None);
+            if ended.is_ok() {
+                world.destroy();
+                continue;
+            }
+            site.cut(&world);
+            let world = World::new(622 + nth);
+            let run = world.run(async {
+                let machine = match site.start(&world, &[]).await {
+                    Ok(machine) => {
+                        machine.node.repair_fs().await.unwrap();
+                        done += 1;
+                        machine
+                    }
+                    Err(_) => {
+                        restore(&site, &world).await.unwrap_or_else(|error| panic!("{name} {nth}: {error}"));
+                        again += 1;
+                        site.start(&world, &[]).await.unwrap()
+                    }
+                };
+                check(&machine).await;
+                machine.stop().await;
+            });
+            run.unwrap();
+            world.destroy();
+        }
+    }
+    assert!(again > 10 && done > 3, "{again} made again, {done} were done");
+}
+
+/// The power is cut at each kind of write of a copy: the one before counts, or the new one. Nothing leaks.
+#[test]
+fn a_copy_that_a_power_cut_interrupts_is_made_anew() {
+    let life = async |site: &Site, world: &World| {
+        let machine = site.start(world, &[]).await.unwrap();
+        for number in 0..3 {
+            add(&machine, &format!("file{number}"), number).await;
+            machine.node.map_copies().make().await.unwrap();
+        }
+        machine.stop().await;
+    };
+    let (site, world) = (Site::new(), World::new(630));
+    world.run(life(&site, &world)).unwrap();
+    let hits = world.hits();
+    world.destroy();
+    let mut cuts = 0;
+    for (name, count) in hits {
+        for cut in 0..4.min(count) {
+            let nth = (2 * cut + 1) * count / (2 * 4.min(count));
+            let (site, world) = (Site::new(), World::new(630));
+            world.plan_cut(CutPlan { site: name.to_owned(), nth });
+            if world.run(life(&site, &world)).is_ok() {
+                world.destroy();
+                continue;
+            }
+            cuts += 1;
+            site.cut(&world);
+            let world = World::new(631 + nth);
+            let run = world.run(async {
+                let machine = site.start(&world, &[]).await.unwrap();
+                machine.audit().await;
+                machine.node.map_copies().make().await.unwrap();
+                let newest = machine.node.map_copies().make().await.unwrap();
+                machine.audit().await;
+                lose_rows(&machine).await;
+                newest
+            });
+            let newest = run.unwrap();
+            site.cut(&world);
+            let world = World::new(632 + nth);
+            let run = world.run(async {
+                let report =
+                    restore(&site, &world).await.unwrap_or_else(|error| panic!("{name} {nth}: {error}"));
+                assert_eq!(report.restored.unwrap().copy, newest);
+                let machine = site.start(&world, &[]).await.unwrap();
+                machine.audit().await;
+                machine.stop().await;
+            });
+            run.unwrap();
+            world.destroy();
+        }
+    }
+    assert!(cuts > 20, "{cuts} cuts");
+}

@@ -1,6 +1,7 @@
 //! Survey of a target's rows: each block has one owner, and map, bits and counts agree.
 //!
-//! Memory: three bits for each block of the volume, and a few words for each file. The part of an extent
+//! Memory: at most three bits for each block of the volume, less where all blocks of a group are alike, and a
+//! few words for each file. The part of an extent
 //! beyond its chunk or beyond the volume owns nothing.
 
 use crate::ChunkError;

@@ -20,7 +20,7 @@ use crate::queue::EntryQueue;
 use crate::stripes::Stripes;
 use crate::stripes::map::PendingFresh;
 use crate::stripes::overlay::DirtyBlock;
-use crate::strips::{Erased, Part, StripWrite, Strips, agree};
+use crate::strips::{Erased, Part, StripWrite, Strips};
 use futures_util::future::join_all;
 use penstock_base::{BLOCK_BYTES, Buf, Stripe, ZERO_BLOCK_CRC};
 use penstock_drive::{Class, Io};
@@ -319,7 +319,7 @@ impl BlockIo {
             let made = self.strips.recover(stripe, &positions, &columns, have, io).await?;
             for (index, part) in erased.into_iter().zip(made) {
                 if let Err(Erased::Blocks { part: rotten, .. }) = &found[index]
-                    && !agree(&rotten.crcs, &part.crcs)
+                    && !rotten.agrees_with(&part.crcs)
                 {
                     self.stripes.map_mut().set_unreadable(stripe);
                     let (array, position) = (self.context.id, wanted[index].0.index());

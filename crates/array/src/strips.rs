@@ -11,7 +11,7 @@ mod recover;
 mod trailers;
 mod write;
 
-pub(crate) use part::{Erased, Found, Part, agree, parts_to_keep};
+pub(crate) use part::{Erased, Found, Part, parts_to_keep};
 pub(crate) use write::StripWrite;
 
 use crate::context::Context;

@@ -17,7 +17,7 @@ pub mod format;
 mod restore;
 
 pub use format::{Anchor, anchor_stripes};
-pub use restore::{ChangedFiles, Found, Names, Newer, Restored, find, restore};
+pub use restore::{ChangedFiles, Found, Names, Newer, Restored, find, preview, restore};
 
 use crate::ChunkError;
 use crate::files::{Known, REMOVED};
@@ -31,7 +31,7 @@ use format::{
     ANCHOR_BLOCKS, Pieces, SEGMENT_BYTES, SegmentHead, blocks_in, encode_index, index_bytes, put_row,
     row_bytes,
 };
-use penstock_array::Volume;
+use penstock_array::{ArrayError, Volume};
 use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{
     BLOCK_BYTES, Birth, Buf, BufMut, Class, DecodeError, Enc, Env, ErrorKind, FileId, Ino, IoContext,
@@ -83,6 +83,9 @@ fn place_of(anchors: &Volume, slot: usize) -> Run {
 async fn read_anchor(anchors: &Volume, slot: usize) -> Result<Anchor, ChunkError> {
     let (block, count) = place_of(anchors, slot);
     let bytes = anchors.read(block, count, IO).await?.gather();
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Err(ChunkError::Invalid("none was made there".into()));
+    }
     let found = Anchor::decode(&bytes)?;
     match found.array == anchors.array().id() {
         true => Ok(found),
@@ -90,6 +93,30 @@ async fn read_anchor(anchors: &Volume, slot: usize) -> Result<Anchor, ChunkError
             Err(DecodeError::Bad { what: "anchor of a copy of the map", why: "of another array" }.into())
         }
     }
+}
+
+/// Writes the bytes of an anchor, durably; none for no anchor.
+async fn write_anchor(anchors: &Volume, slot: usize, bytes: &[u8]) -> Result<(), ChunkError> {
+    let (block, count) = place_of(anchors, slot);
+    if bytes.len() > to_usize(count) * BLOCK_BYTES {
+        return Err(ChunkError::Invalid("a copy of the map is in too many pieces".into()));
+    }
+    let mut padded = BufMut::zeroed(bytes.len().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES));
+    padded.as_mut()[..bytes.len()].copy_from_slice(bytes);
+    let data = padded.freeze();
+    anchors.write(block, &data, &crc32c_blocks(&data)).await?;
+    Ok(anchors.flush().await?)
+}
+
+/// The newest copy that an anchor names. It may not be whole.
+pub async fn newest(anchors: &Volume) -> Option<Anchor> {
+    let mut found = None;
+    for slot in 0..2 {
+        if let Ok(anchor) = read_anchor(anchors, slot).await {
+            found = Some(anchor).into_iter().chain(found).max_by_key(|anchor: &Anchor| anchor.serial);
+        }
+    }
+    found
 }
 
 /// The copies of one target.
@@ -141,18 +168,14 @@ impl Copies {
             return Err(ChunkError::Invalid("a copy of the map is being made".into()));
         }
         let _making = Making(&self.is_making);
-        let slot = {
-            let known = self.known.borrow();
-            // None comes first.
-            if known[0].as_ref().map(|anchor| anchor.serial) <= known[1].as_ref().map(|anchor| anchor.serial)
-            {
-                0
-            } else {
-                1
+        let slot = self.oldest().await?;
+        // Also of anchors that name nothing: their copies are freed.
+        for slot in 0..2 {
+            let is_void = self.known.borrow()[slot].is_none();
+            if is_void {
+                self.write_anchor(slot, &[]).await?;
             }
-        };
-        self.known.borrow_mut()[slot] = None;
-        self.write_anchor(slot, &[]).await?;
+        }
         let serial = self.remove_others().await? + 1;
         let made = self.write_copy(serial, is_copied).await;
         let anchored = match &made {
@@ -170,17 +193,36 @@ impl Copies {
         Ok(anchor)
     }
 
+    /// The number of the anchor that is to be written over, which counts as void now: one without a copy, one
+    /// whose copy cannot be read, or the older one. Fails if an anchor cannot be read now.
+    async fn oldest(&self) -> Result<usize, ChunkError> {
+        let mut known = [None, None];
+        for (slot, known) in known.iter_mut().enumerate() {
+            *known = match read_anchor(&self.anchors, slot).await {
+                Ok(anchor) => Some(anchor),
+                Err(ChunkError::Row(_) | ChunkError::Invalid(_)) => None,
+                Err(ChunkError::Array(ArrayError::Unreadable { .. } | ArrayError::Damaged { .. })) => None,
+                Err(error) => return Err(error),
+            };
+        }
+        let serials = known.each_ref().map(|anchor| anchor.as_ref().map(|anchor: &Anchor| anchor.serial));
+        // None comes first.
+        let (older, newer) = if serials[0] <= serials[1] { (0, 1) } else { (1, 0) };
+        let slot = match &known[newer] {
+            Some(anchor) if !restore::is_whole(self.target.volume(), anchor).await => {
+                tracing::error!(serial = anchor.serial, "a copy of the map cannot be read any more");
+                newer
+            }
+            _ => older,
+        };
+        known[slot] = None;
+        *self.known.borrow_mut() = known;
+        Ok(slot)
+    }
+
     /// Writes the bytes of an anchor, durably; none for no anchor.
     async fn write_anchor(&self, slot: usize, bytes: &[u8]) -> Result<(), ChunkError> {
-        let (block, count) = place_of(&self.anchors, slot);
-        if bytes.len() > to_usize(count) * BLOCK_BYTES {
-            return Err(ChunkError::Invalid("a copy of the map is in too many pieces".into()));
-        }
-        let mut padded = BufMut::zeroed(bytes.len().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES));
-        padded.as_mut()[..bytes.len()].copy_from_slice(bytes);
-        let data = padded.freeze();
-        self.anchors.write(block, &data, &crc32c_blocks(&data)).await?;
-        Ok(self.anchors.flush().await?)
+        write_anchor(&self.anchors, slot, bytes).await
     }
 
     /// Frees all copies without an anchor. Returns the highest number of any.
@@ -298,8 +340,9 @@ impl Copies {
         is_index: bool,
         contents: &[u8],
     ) -> Result<(), ChunkError> {
-        let bytes = SegmentHead { id: anchor.id, number, is_index }.seal(contents);
-        assert!(bytes.len() <= anchor.chunk_blocks as usize * BLOCK_BYTES, "a segment is in one chunk");
+        // Full chunks have stripes of their own: blocks of files beside them would count as newer.
+        let bytes = SegmentHead { id: anchor.id, number, is_index }.seal(contents, anchor.chunk_blocks);
+        assert_eq!(bytes.len(), anchor.chunk_blocks as usize * BLOCK_BYTES, "a segment is a full chunk");
         let (data, crcs) = (Buf::copy_from(&bytes), crc32c_blocks(&bytes));
         let key = ChunkKey { file: file_of(anchor.serial), index: number.into() };
         self.target.write(key, 0, &data, &crcs, Known::default(), WRITES).await?;

@@ -378,6 +378,9 @@ pub enum Fs {
         /// Like `penstock up --accept-loss`
         #[arg(long, requires = "map")]
         accept_loss: bool,
+        /// Also if names and maps can be read: they are made anew all the same
+        #[arg(long, requires = "map")]
+        force: bool,
         /// Repair without asking
         #[arg(long, requires = "repair")]
         yes: bool,

@@ -56,15 +56,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Debug(Debug::Bundle { file }) => {
             return bundle::bundle(dir.as_ref(), api.as_ref(), file, json);
         }
-        Command::Fs(Fs::Check { map: true, accept_loss, keep_changed, yes, .. }) => {
-            return Ok(fs_restore(dir, (accept_loss, keep_changed), yes, json).unwrap_or_else(failed));
+        Command::Fs(Fs::Check { map: true, accept_loss, keep_changed, force, yes, .. }) => {
+            let how = restore::How { accept_loss, keep_changed, force, yes };
+            return Ok(fs_restore(dir, how, json).unwrap_or_else(failed));
         }
         Command::Debug(Debug::Inspect { path, log, stripe }) => {
             return inspect(&path, &Detail { log, stripe }, json);
         }
         _ => {}
     }
-    let remote = Remote::find(dir.as_ref(), api.as_ref())?;
+    let remote = match Remote::find(dir.as_ref(), api.as_ref()) {
+        // Their exit statuses tell a finding from a check that failed.
+        Err(error) if matches!(command, Command::Fs(Fs::Check { .. } | Fs::Damaged { .. })) => {
+            return Ok(failed(error));
+        }
+        found => found?,
+    };
     match command {
         Command::Status { latency: false } => status(&remote, json),
         Command::Status { latency: true } => {
@@ -382,12 +389,12 @@ fn wait_job(remote: &Remote, started: &Value, show: impl Fn(&mut show::Bar) -> R
     }
 }
 
-fn fs_restore(dir: Option<PathBuf>, how: (bool, bool), yes: bool, json: bool) -> Result<ExitCode> {
-    let question = "names and maps are set back to their last copy, and the file system is repaired; go on?";
-    if !yes && !confirmed(question)? {
-        bail!("nothing was changed; --yes goes on without a question");
-    }
-    restore::restore(dir, how, json).map(|check| status_of(&check))
+fn fs_restore(dir: Option<PathBuf>, how: restore::How, json: bool) -> Result<ExitCode> {
+    let confirm = |why: &str| {
+        eprintln!("{why}");
+        confirmed("they are set back to that copy, and the file system is repaired; go on?")
+    };
+    restore::restore(dir, how, confirm, json).map(|check| status_of(&check))
 }
 
 fn fs_damaged(remote: &Remote, name: &str, json: bool) -> Result<ExitCode> {

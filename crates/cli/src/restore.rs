@@ -4,10 +4,11 @@
 use crate::folder::{Folder, named};
 use crate::show::{self, note, print};
 use crate::up::{Found, open_store, raise_descriptors, wait_for_locks};
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use penstock_base::Env;
 use penstock_node::{
-    EventFiles, EventKind, FileOwnership, FsCheckReport, Lacking, Newer, Severity, StoreFile,
+    EventFiles, EventKind, FileOwnership, FsCheckReport, Lacking, Newer, Restore, Severity, StartError,
+    StoreFile,
 };
 use penstock_worker::{Worker, block_on};
 use std::path::PathBuf;
@@ -17,24 +18,56 @@ use std::time::Duration;
 /// Time that is left for events to be written.
 const EVENTS: Duration = Duration::from_secs(5);
 
-/// Restores and repairs the store of this folder, which nobody may serve meanwhile.
+/// Options of a restore.
+#[derive(Clone, Copy)]
+pub struct How {
+    pub accept_loss: bool,
+    pub keep_changed: bool,
+    pub force: bool,
+    pub yes: bool,
+}
+
+/// Restores and repairs the store of this folder, which nobody may serve meanwhile. Without `yes`, `confirm`
+/// is asked first, and told why it is necessary.
 pub fn restore(
     dir: Option<PathBuf>,
-    (accept_loss, keep_changed): (bool, bool),
+    how: How,
+    confirm: impl Fn(&str) -> Result<bool>,
     json: bool,
 ) -> Result<FsCheckReport> {
-    let folder = Folder::lock(&named(None, dir)?)?;
+    let How { accept_loss, keep_changed, force, yes } = how;
+    let dir = named(None, dir)?;
+    if !dir.join("drives").exists() && !dir.join("store.json").exists() {
+        bail!("there is no store in {}", dir.display());
+    }
+    let folder = Folder::lock(&dir)?;
     raise_descriptors();
     let env = Worker::env()?;
     let lacking = if accept_loss { Lacking::Accept } else { Lacking::Refuse };
     let newer = if keep_changed { Newer::Stay } else { Newer::AreCollected };
-    let ran = block_on(run(&env, &folder, (lacking, newer))).map_err(|error| anyhow!("no worker: {error}"));
-    let report = ran??;
+    let go = |is_confirmed| {
+        let how = (lacking, Restore { newer, is_confirmed, is_forced: force });
+        block_on(run(&env, &folder, how)).map_err(|error| anyhow!("no worker: {error}"))?
+    };
+    let report = match go(yes) {
+        Err(error) => match error.downcast_ref() {
+            Some(StartError::Unconfirmed(why)) if confirm(why)? => go(true)?,
+            Some(StartError::Unconfirmed(_)) => {
+                bail!("nothing was changed; --yes goes on without a question")
+            }
+            _ => return Err(error),
+        },
+        report => report?,
+    };
+    let kept = folder.path.join("restored.json");
+    std::fs::write(&kept, serde_json::to_vec_pretty(&report)?)
+        .with_context(|| format!("{} cannot be written", kept.display()))?;
     print(json, &report, show::check)?;
+    note!("the list of files is in {}", kept.display());
     Ok(report)
 }
 
-async fn run(env: &Env, folder: &Folder, (lacking, newer): (Lacking, Newer)) -> Result<FsCheckReport> {
+async fn run(env: &Env, folder: &Folder, (lacking, restore): (Lacking, Restore)) -> Result<FsCheckReport> {
     let Some(file) = StoreFile::load(&folder.path).map_err(|why| anyhow!(why))? else {
         bail!("this folder has no store: `penstock up` starts one from its drives first");
     };
@@ -43,7 +76,7 @@ async fn run(env: &Env, folder: &Folder, (lacking, newer): (Lacking, Newer)) -> 
     wait_for_locks(&found.paths);
     note!("reading the copy of the map");
     let kept = EventFiles::open(&folder.path).map_err(|why| anyhow!(why))?;
-    let node = open_store(env, found, ownership, (lacking, Some(newer))).await?;
+    let node = open_store(env, found, ownership, (lacking, Some(restore))).await?;
     node.keep_events(kept);
     note!("the rows are restored; repairing the file system");
     let repaired = node.repair_fs().await;

@@ -14,7 +14,7 @@ use penstock_fabric::{Door, Listener, LocalListener, Token, local};
 use penstock_kv::Mode;
 use penstock_node::{
     Arrangement, Backing, Candidate, DataLayout, DriveSet, Event, EventFiles, EventKind, FileBacking,
-    FileOwnership, ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Newer, Node, POOLS_FILE,
+    FileOwnership, ForOthers, Holding, InProcess, KeptFile, Lacking, Level, Node, POOLS_FILE, Restore,
     SCRUBS_FILE, Severity, Start, StoreFile, create_store, find_drives, look_for_store,
 };
 use penstock_worker::{Worker, block_on};
@@ -293,7 +293,7 @@ pub async fn open_store(
     env: &Env,
     found: Found,
     ownership: Rc<FileOwnership>,
-    (lacking, restore): (Lacking, Option<Newer>),
+    (lacking, restore): (Lacking, Option<Restore>),
 ) -> Result<Rc<Node>> {
     let backing: Rc<dyn Backing> = Rc::new(FileBacking);
     let last_paths = found.file.as_ref().map(StoreFile::paths).unwrap_or_default();

@@ -4,7 +4,7 @@ use crate::journal::Mark;
 use crate::lane::{Job, Lanes, Mode, Outcome};
 use crate::volume::VolumeFile;
 use crate::{Columns, KvError, Row, WriteSet};
-use penstock_array::Volume;
+use penstock_array::{ArrayError, Volume};
 use penstock_base::Env;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -53,7 +53,10 @@ pub struct RedbKv {
 impl RedbKv {
     /// Opens the store on `volume`. An empty volume gets an empty store.
     pub async fn open(env: &Env, volume: Volume, mode: Mode) -> Result<Rc<Self>, KvError> {
-        let engine = |error: penstock_array::ArrayError| KvError::Engine(error.to_string());
+        let engine = |error: ArrayError| match error {
+            ArrayError::Decode(error) => error.into(),
+            error => KvError::Engine(error.to_string()),
+        };
         let file = Rc::new(VolumeFile::open(volume).await.map_err(engine)?);
         let lanes = Lanes::start(env, mode, file.clone())
             .map_err(|error| KvError::Engine(format!("no thread: {error}")))?;

@@ -341,7 +341,7 @@ fn changes_after(ring: &Ring, mark: Mark) -> Result<WriteSet, KvError> {
                 }
             },
         };
-        let record = framed.decode().map_err(|error| KvError::Engine(error.to_string()))?;
+        let record = framed.decode()?;
         sequence += 1;
         next_block = block + framed.blocks();
         changes.append(record.changes);

@@ -294,7 +294,7 @@ fn prepare(database: &Database) -> Result<(u64, Option<Mark>), KvError> {
         };
         let marks = transaction.open_table(MARKS).map_err(engine)?;
         let mark = marks.get(JOURNAL).map_err(engine)?.map(|mark| Mark::decode(mark.value()));
-        (used, mark.transpose().map_err(engine)?)
+        (used, mark.transpose()?)
     };
     transaction.commit().map_err(engine)?;
     Ok(found)

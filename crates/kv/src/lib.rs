@@ -192,9 +192,21 @@ pub enum KvError {
     /// The engine failed or stopped. The store must be opened again.
     #[error("the key-value engine failed: {0}")]
     Engine(String),
+    /// The store has a structure of a later release: nothing is wrong with it.
+    #[error("the key-value store is of a later release: {0}")]
+    Later(penstock_base::DecodeError),
     /// The store was closed, or the machine stops.
     #[error("the key-value store is closed")]
     Closed,
+}
+
+impl From<penstock_base::DecodeError> for KvError {
+    fn from(error: penstock_base::DecodeError) -> Self {
+        match error {
+            penstock_base::DecodeError::Unknown { .. } => Self::Later(error),
+            error => Self::Engine(error.to_string()),
+        }
+    }
 }
 
 impl KvError {
@@ -202,7 +214,7 @@ impl KvError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSpace { .. } | Self::TooLong { .. } => ErrorKind::NoSpace,
-            Self::Engine(_) | Self::Closed => ErrorKind::Internal,
+            Self::Engine(_) | Self::Later(_) | Self::Closed => ErrorKind::Internal,
         }
     }
 }

@@ -25,14 +25,20 @@ pub fn is_copied(key: &[u8]) -> bool {
 /// The rows of a name space on their way from a copy into a new store.
 pub struct RestoredNames {
     home: Home,
+    kept_stripes: u16,
     store: Option<StoreRow>,
     fs: Option<FsRow>,
 }
 
 impl RestoredNames {
-    /// Those of a store on these arrays.
-    pub fn new(home: Home) -> Self {
-        Self { home, store: None, fs: None }
+    /// Those of a store on these arrays, whose target does not use so many stripes.
+    pub fn new(home: Home, kept_stripes: u16) -> Self {
+        Self { home, kept_stripes, store: None, fs: None }
+    }
+
+    /// The highest number that counts as given.
+    fn reserved(fs: &FsRow) -> u64 {
+        (fs.reserved_ino + INODES_SINCE).min(LAST_INO.0)
     }
 
     fn rows(&self) -> Result<(&StoreRow, &FsRow), DecodeError> {
@@ -45,7 +51,7 @@ impl Names for RestoredNames {
     fn row(&mut self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, DecodeError> {
         if key == store_key() {
             let store = StoreRow::decode(value)?;
-            if store.home != self.home {
+            if store.home != self.home || store.kept_stripes != self.kept_stripes {
                 return Err(DecodeError::Bad { what: "copy of the map", why: "of other arrays" });
             }
             self.store = Some(store);
@@ -63,17 +69,19 @@ impl Names for RestoredNames {
     }
 
     fn number(&self) -> Result<Ino, DecodeError> {
-        Ok(Ino(self.rows()?.1.reserved_ino + 1))
+        // Rows that were copied later may have numbers behind the ones that were reserved first.
+        Ok(Ino(Self::reserved(self.rows()?.1)))
     }
 
     fn last(&self) -> Result<WriteSet, DecodeError> {
         let (store, fs) = self.rows()?;
         let fs = FsRow {
-            reserved_ino: (fs.reserved_ino + INODES_SINCE).min(LAST_INO.0),
+            reserved_ino: Self::reserved(fs),
             last_session: (fs.last_session + SESSIONS_SINCE).min(LAST_SESSION),
             ..fs.clone()
         };
         let mut writes = WriteSet::new();
+        let store = StoreRow { is_unrepaired: true, ..store.clone() };
         writes.put(store_key(), store.encode()).put(fs_key(), fs.encode());
         Ok(writes)
     }
@@ -98,18 +106,18 @@ mod tests {
         };
         let home = Home { data: ArrayId(Id128([3; 16])), ..Home::default() };
         let store = StoreRow { home, kept_stripes: 2, ..StoreRow::default() };
-        let mut names = RestoredNames::new(home);
+        let mut names = RestoredNames::new(home, 2);
         assert!(names.number().is_err() && names.last().is_err());
         assert_eq!(names.row(&store_key(), &store.encode()), Ok(None));
         assert!(names.last().is_err());
         assert_eq!(names.row(&fs_key(), &fs.encode()), Ok(None));
         assert_eq!(names.row(&inode_key(ROOT), &[1]), Ok(Some(vec![1])));
-        assert_eq!(names.number(), Ok(Ino(ROOT.0 + 4097)));
+        assert_eq!(names.number(), Ok(Ino(ROOT.0 + 4096 + INODES_SINCE)));
         let rows: Vec<_> =
             names.last().unwrap().changes().map(|(_, value)| value.unwrap().to_vec()).collect();
-        assert_eq!(StoreRow::decode(&rows[0]), Ok(store.clone()));
+        assert_eq!(StoreRow::decode(&rows[0]), Ok(StoreRow { is_unrepaired: true, ..store.clone() }));
         let next = FsRow::decode(&rows[1]).unwrap();
-        assert!(next.reserved_ino > names.number().unwrap().0 && next.last_session > 7);
+        assert!(next.reserved_ino >= names.number().unwrap().0 && next.last_session > 7);
         assert_eq!(FsRow { reserved_ino: fs.reserved_ino, last_session: 7, ..next }, fs);
         // Also at the end of the numbers.
         let full = FsRow { reserved_ino: LAST_INO.0 - 1, last_session: LAST_SESSION, ..fs.clone() };
@@ -117,8 +125,10 @@ mod tests {
         assert!(names.last().is_ok());
         let none = FsRow { reserved_ino: LAST_INO.0, ..fs };
         assert!(names.row(&fs_key(), &none.encode()).is_err());
-        let foreign = RestoredNames::new(Home::default()).row(&store_key(), &store.encode());
-        assert!(foreign.unwrap_err().to_string().contains("of other arrays"));
+        for (home, kept_stripes) in [(Home::default(), 2), (home, 4)] {
+            let foreign = RestoredNames::new(home, kept_stripes).row(&store_key(), &store.encode());
+            assert!(foreign.unwrap_err().to_string().contains("of other arrays"));
+        }
         for key in [all_results().0, all_sessions().0] {
             assert!(!is_copied(&key), "{key:?}");
         }

@@ -253,6 +253,8 @@ pub struct StoreRow {
     /// Stripes at the end of the data array that the target does not use: for the anchors of copies of the
     /// map. None in stores that were made before there were copies.
     pub kept_stripes: u16,
+    /// The rows come from a copy of the map, and the file system was not repaired since. Nobody may use it.
+    pub is_unrepaired: bool,
 }
 
 impl StoreRow {
@@ -264,7 +266,7 @@ impl StoreRow {
         // Number of the stack, and of the target in the store: there is one.
         enc.id(self.home.pool.0).id(self.home.data.0).u16(0).u32(0);
         if self.kept_stripes > 0 {
-            enc.u16(self.kept_stripes);
+            enc.u16(self.kept_stripes).u8(self.is_unrepaired.into());
         }
         enc.finish()
     }
@@ -282,14 +284,14 @@ impl StoreRow {
         let (stack, target) = (dec.u16()?, dec.u32()?);
         dec.check_known("stack", stack, 0)?;
         dec.check_known("target", target, 0)?;
-        let kept_stripes = match format {
-            STORE_FORMAT => 0,
-            _ => dec.u16()?,
+        let (kept_stripes, is_unrepaired) = match format {
+            STORE_FORMAT => (0, false),
+            _ => (dec.u16()?, dec.boolean("repair")?),
         };
         dec.end()?;
         match format != STORE_FORMAT && kept_stripes == 0 {
             true => Err(dec.bad("no stripe is kept")),
-            false => Ok(Self { features, home, kept_stripes }),
+            false => Ok(Self { features, home, kept_stripes, is_unrepaired }),
         }
     }
 }

@@ -200,6 +200,20 @@ impl MetaTarget {
         result
     }
 
+    /// Records that a restored file system was repaired.
+    pub async fn set_repaired(&self) -> Result<(), MetaError> {
+        let kv = self.parts.names.kv();
+        let Some(row) = kv.get(store_key()).await? else { return Err(LACKING.into()) };
+        let store = StoreRow::decode(&row)?;
+        if !store.is_unrepaired {
+            return Ok(());
+        }
+        let mut writes = WriteSet::new();
+        let store = StoreRow { is_unrepaired: false, ..store };
+        writes.put(store_key(), store.encode()).reclaims();
+        Ok(kv.commit_durable(writes).await?)
+    }
+
     /// Progress of a running check or repair; none if none runs.
     pub fn check_progress(&self) -> Option<CheckProgress> {
         self.progress.get()
@@ -274,7 +288,7 @@ async fn make_fs(
     chunk_blocks: u32,
 ) -> Result<FsRow, MetaError> {
     let now = env.wall_ns();
-    let store = StoreRow { features: Features::default(), home, kept_stripes };
+    let store = StoreRow { features: Features::default(), home, kept_stripes, is_unrepaired: false };
     let fs = FsRow {
         id: random_id(env),
         name: name.to_owned(),

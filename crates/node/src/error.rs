@@ -8,6 +8,9 @@ pub enum StartError {
     /// The request cannot be done; nothing was changed.
     #[error("{0}")]
     Refused(String),
+    /// A restore is possible, and was not confirmed; nothing was changed.
+    #[error("{0}")]
+    Unconfirmed(String),
     /// No drive of a store was found.
     #[error("no drive of a store was found: {0}")]
     NoStore(String),

@@ -68,6 +68,10 @@ impl Node {
 
     /// Checks and repairs the file system. Requests wait meanwhile. Refused while the file system is mounted.
     pub async fn repair_fs(&self) -> Result<FsCheckReport, AdminError> {
+        if self.copies.is_making() {
+            let why = "nothing was repaired: a copy of names and maps is being made; try again later";
+            return Err(AdminError::Refused(why.into()));
+        }
         let _out_of_use = self.serving.write().await;
         self.refuse_while_mounted()?;
         self.meta.wait_reaped().await;
@@ -78,6 +82,7 @@ impl Node {
             mended: repair.mended.iter().map(|(kind, count)| (kind.word().to_owned(), *count)).collect(),
             suspect_files: repair.suspects.into_iter().map(file).collect(),
         };
+        scoped(self.meta.set_repaired()).await?;
         let mut report = report(&repair.after, Some(done));
         let restored = self.restored.borrow().clone();
         if let Some(restored) = restored {

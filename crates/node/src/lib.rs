@@ -57,7 +57,7 @@ pub use inspect::{Detail, inspect};
 pub use keeper::{Keeper, KeptFile};
 pub use layout::{NewDrives, StoreSpec, create_store};
 pub use level::Level;
-pub use map_copies::MapCopies;
+pub use map_copies::{MapCopies, Restore};
 pub use node::Node;
 pub use penstock_array::{Lacking, RebuildRate};
 pub use penstock_chunk::copies::Newer;

@@ -2,7 +2,8 @@
 
 mod restore;
 
-pub(crate) use restore::{Arrays, restore_rows};
+pub use restore::Restore;
+pub(crate) use restore::{Arrays, restore_rows, with_copy};
 
 use crate::error::AdminError;
 use crate::event::{EventKind, Severity};
@@ -16,6 +17,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::RwLock;
 
 /// Time from a start to the first look if a copy is due: a start has other work.
 const FIRST: Duration = Duration::from_secs(600);
@@ -34,13 +36,25 @@ pub struct MapCopies {
     fs: String,
     /// None in a store that has no place for them.
     copies: Option<Rc<Copies>>,
+    /// Held while a copy is made: a repair lets nothing be written beside it.
+    serving: Rc<RwLock<()>>,
     is_failing: Cell<bool>,
 }
 
 impl MapCopies {
-    pub(crate) fn new(env: &Env, events: &Rc<Events>, fs: &str, copies: Option<Rc<Copies>>) -> Rc<Self> {
+    pub(crate) fn new(
+        env: &Env,
+        events: &Rc<Events>,
+        fs: &str,
+        (copies, serving): (Option<Rc<Copies>>, &Rc<RwLock<()>>),
+    ) -> Rc<Self> {
         let (env, events, fs) = (env.clone(), events.clone(), format!("fs {fs}"));
-        Rc::new(Self { env, events, fs, copies, is_failing: Cell::default() })
+        Rc::new(Self { env, events, fs, copies, serving: serving.clone(), is_failing: Cell::default() })
+    }
+
+    /// True while a copy is being made.
+    pub(crate) fn is_making(&self) -> bool {
+        self.copies.as_ref().is_some_and(|copies| copies.is_making())
     }
 
     /// The newest copy; none if there is none.
@@ -59,6 +73,7 @@ impl MapCopies {
         if copies.is_making() {
             return Err(AdminError::Refused("a copy of the map is being made".into()));
         }
+        let _no_repair = self.serving.read().await;
         match scoped(copies.make(is_copied)).await {
             Ok(copy) => {
                 self.is_failing.set(false);

@@ -54,8 +54,8 @@ pub struct Node {
     pub(crate) slow: RefCell<SlowDrives>,
     pub(crate) damage: Damage,
     pub(crate) started_ns: i64,
-    /// Locked shared by each request, and exclusively by a repair.
-    pub(crate) serving: RwLock<()>,
+    /// Locked shared by each request and each copy of the map, and exclusively by a repair.
+    pub(crate) serving: Rc<RwLock<()>>,
     /// True if it is being closed or was abandoned.
     is_closing: Cell<bool>,
     /// Notified when the store cannot continue.
@@ -67,6 +67,7 @@ pub(crate) struct Stack {
     pub(crate) drives: Rc<DriveSet>,
     pub(crate) kv: Rc<AheadKv>,
     pub(crate) target: Rc<Target>,
+    pub(crate) serving: Rc<RwLock<()>>,
     pub(crate) copies: Rc<MapCopies>,
     pub(crate) restored: Option<Restored>,
     pub(crate) meta: Rc<MetaTarget>,
@@ -76,7 +77,7 @@ pub(crate) struct Stack {
 
 impl Node {
     pub(crate) fn new(env: &Env, stack: Stack) -> Rc<Self> {
-        let Stack { drives, kv, target, copies, restored, meta, events, scrubs } = stack;
+        let Stack { drives, kv, target, serving, copies, restored, meta, events, scrubs } = stack;
         Rc::new(Self {
             env: env.clone(),
             drives,
@@ -95,7 +96,7 @@ impl Node {
             slow: RefCell::default(),
             damage: Damage::default(),
             started_ns: env.wall_ns(),
-            serving: RwLock::default(),
+            serving,
             is_closing: Cell::new(false),
             failed: Notify::new(),
         })

@@ -9,7 +9,7 @@ use crate::error::StartError;
 use crate::event::{EventKind, Severity};
 use crate::events::Events;
 use crate::holding::Holding;
-use crate::map_copies::{Arrays, MapCopies, restore_rows};
+use crate::map_copies::{Arrays, MapCopies, Restore, restore_rows, with_copy};
 use crate::node::{Node, Stack};
 use crate::scrubs::Scrubs;
 use crate::{leases, watch};
@@ -20,7 +20,7 @@ use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, Vo
 use penstock_base::env::timeout;
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, Gate, PoolId, StoreId};
-use penstock_chunk::copies::{Copies, Newer, Restored, anchor_stripes};
+use penstock_chunk::copies::{Copies, Restored, anchor_stripes};
 use penstock_chunk::{Target, TargetConfig};
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
@@ -29,6 +29,7 @@ use penstock_meta::rows::Home;
 use penstock_meta::{MetaError, MetaTarget, NewStore};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use tokio::sync::RwLock;
 
 /// A path and the drive found there, or the reason why there is none.
 pub struct Candidate {
@@ -250,9 +251,9 @@ pub struct Start {
     pub lacking: Lacking,
     /// Bytes of memory for pages of stripe tables; none for as many as suit most stores.
     pub table_memory: Option<usize>,
-    /// Makes the key-value store anew from the last copy of the map, with this treatment of newer blocks.
-    /// Refused if it can be read. The caller repairs the file system before it serves anything.
-    pub restore: Option<Newer>,
+    /// Makes the key-value store anew from the last copy of the map. Refused if it can be read. The caller
+    /// repairs the file system before it serves anything.
+    pub restore: Option<Restore>,
 }
 
 impl Start {
@@ -310,45 +311,60 @@ impl Start {
                 tracing::warn!(path = drive.path(), %error, "the drive has grown and does not take its superblock");
             }
         }
-        let gate: Rc<Gate> = Rc::default();
-        let home = Home { pool: data.pool(), data: data.id() };
-        let (of_stack, whole) = (Arrays { data: &data, meta: &meta_array }, Volume::whole(&data));
-        let (kv, restored) = match restore {
-            None => (of_stack.open_kv(env, mode).await?, None),
-            Some(how) => {
-                let stop = |_: &StartError| arrays.iter().for_each(|array| array.stop());
-                let restored = restore_rows(env, &of_stack, mode, (home, how)).await.inspect_err(stop)?;
-                (restored.0, Some(restored.1))
+        let services = async {
+            let gate: Rc<Gate> = Rc::default();
+            let home = Home { pool: data.pool(), data: data.id() };
+            let (of_stack, whole) = (Arrays { data: &data, meta: &meta_array }, Volume::whole(&data));
+            let (kv, restored) = match restore {
+                None => match of_stack.open_kv(env, mode).await {
+                    Ok(kv) => (kv, None),
+                    Err(error) => return Err(with_copy(error.into(), &of_stack).await),
+                },
+                Some(restore) => restore_rows(env, &of_stack, mode, home, restore).await?,
+            };
+            let shared: Rc<dyn Kv> = kv.clone();
+            // Nothing is changed for a later release.
+            let row = match MetaTarget::check_store(&*shared, home, || !whole.is_blank()).await {
+                Ok(row) => row,
+                Err(error) => return Err(with_copy(error.into(), &of_stack).await),
+            };
+            if row.as_ref().is_some_and(|row| row.is_unrepaired) && restore.is_none() {
+                return Err(StartError::Refused(
+                    "the store was made anew from a copy of the map, and not repaired yet: `penstock fs check --repair --map` goes on".into(),
+                ));
             }
+            let kept_stripes = match row {
+                Some(row) => row.kept_stripes,
+                None => to_u16(to_usize(anchor_stripes(whole.stripe_blocks()))),
+            };
+            if u64::from(kept_stripes) >= data.geometry().stripes {
+                let why = "it keeps more stripes than the data array has";
+                return Err(MetaError::from(DecodeError::Bad { what: "row of the store", why }).into());
+            }
+            let (volume, anchors) = whole.split_end(kept_stripes.into());
+            let config = TargetConfig::for_volume(&volume, env.random());
+            let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
+            let copies = match kept_stripes {
+                0 => None,
+                _ => Some(Copies::open(env, &target, anchors).await),
+            };
+            let new = NewStore { name: "main", home, kept_stripes };
+            let meta = MetaTarget::open(env, shared, target.clone(), gate, new).await?;
+            Ok::<_, StartError>((kv, restored, target, copies, meta))
         };
-        let shared: Rc<dyn Kv> = kv.clone();
-        // Nothing is changed for a later release.
-        let row = MetaTarget::check_store(&*shared, home, || !whole.is_blank()).await?;
-        let kept_stripes = match row {
-            Some(row) => row.kept_stripes,
-            None => to_u16(to_usize(anchor_stripes(whole.stripe_blocks()))),
-        };
-        if u64::from(kept_stripes) >= data.geometry().stripes {
-            let why = "it keeps more stripes than the data array has";
-            return Err(MetaError::from(DecodeError::Bad { what: "row of the store", why }).into());
-        }
-        let (volume, anchors) = whole.split_end(kept_stripes.into());
-        let config = TargetConfig::for_volume(&volume, env.random());
-        let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
-        let copies = match kept_stripes {
-            0 => None,
-            _ => Some(Copies::open(env, &target, anchors).await),
-        };
-        let new = NewStore { name: "main", home, kept_stripes };
-        let meta = MetaTarget::open(env, shared, target.clone(), gate, new).await?;
-        let copies = MapCopies::new(env, &events, &meta.info().name, copies);
+        // Nothing goes on with them: another start may follow.
+        let stop = |_: &StartError| arrays.iter().for_each(|array| array.stop());
+        let (kv, restored, target, copies, meta) = services.await.inspect_err(stop)?;
+        let serving = Rc::new(RwLock::new(()));
+        let copies = MapCopies::new(env, &events, &meta.info().name, (copies, &serving));
         let drives = DriveSet::new(env, backing, store, &arrays, &events, drives);
         let scrubs = Scrubs::new(env, &drives, &events, meta.info().created_ns);
         if let Some(Restored { copy, rows, .. }) = &restored {
             let text = format!("{rows} rows come from copy {} of the map", copy.serial);
             events.add(Severity::Error, EventKind::MapRestored, "node", text);
         }
-        let node = Node::new(env, Stack { drives, kv, target, copies, restored, meta, events, scrubs });
+        let node =
+            Node::new(env, Stack { drives, kv, target, serving, copies, restored, meta, events, scrubs });
         env.spawn("node watch", Box::pin(watch::run(node.clone())));
         env.spawn("session leases", Box::pin(leases::run(node.clone())));
         Ok(node)

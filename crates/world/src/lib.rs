@@ -13,8 +13,8 @@ use penstock_client::{Client, Failure};
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Found, Holding, InProcess, Lacking, NewDrives, Newer, Node, Start, StartError, StoreSpec,
-    create_store, find_drives, look_for_store,
+    Backing, Found, Holding, InProcess, Lacking, NewDrives, Newer, Node, Restore, Start, StartError,
+    StoreSpec, create_store, find_drives, look_for_store,
 };
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
 use std::cell::{Cell, RefCell};
@@ -232,7 +232,7 @@ impl Site {
             lacking: Lacking::Refuse,
             // In every other start no page stays in memory that can be read again.
             table_memory: (world.below(2) == 1).then_some(1),
-            restore: self.restore.get(),
+            restore: self.restore.get().map(|newer| Restore { newer, is_confirmed: true, is_forced: false }),
         };
         let node = how.open(&env, backing, candidates, self.ownership.clone()).await?;
         let client = Client::connect(&env, InProcess::new(node.clone()), "test")

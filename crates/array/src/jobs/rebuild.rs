@@ -647,7 +647,7 @@ impl Rebuild {
     /// Lists a stripe some of whose blocks were lost. One that was listed before may be whole now: a scrub
     /// tells.
     fn note_lost_blocks(&self, stripe: Stripe, made: &MadeStrips) {
-        let lost = made.strips.iter().map(|made| made.part.lost_columns()).max().unwrap_or(0);
+        let lost = made.strips.iter().map(|made| made.part.lost_columns().len()).max().unwrap_or(0);
         if lost > 0 {
             self.stripes.map_mut().set_unreadable(stripe);
             tracing::error!(array = self.context.name, %stripe, lost, "blocks cannot be rebuilt and are marked as lost");

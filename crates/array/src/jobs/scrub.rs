@@ -17,7 +17,7 @@ use crate::place::Position;
 use crate::site::Site;
 use crate::stripes::Stripes;
 use crate::stripes::load::{END, Unread};
-use crate::strips::{Erased, Found, Part, StripWrite, Strips, agree};
+use crate::strips::{Erased, Found, Part, StripWrite, Strips};
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
@@ -245,13 +245,12 @@ impl Scrub {
             }
             // Blocks that were lost can be made now. A cut leaves each of them lost or whole.
             Erased::Blocks { part: rotten, .. }
-                if rotten.lost_columns() > 0 && agree(&rotten.crcs, &part.crcs) =>
+                if !rotten.lost_columns().is_empty() && rotten.agrees_with(&part.crcs) =>
             {
-                let version = self.stripes.version(stripe, position);
-                self.strips
-                    .write_strip(stripe, position, part, version, WRITE)
-                    .await?
-                    .map_or(0, |_| rotten.lost_columns())
+                let (version, lost) =
+                    (self.stripes.version(stripe, position), rotten.lost_columns().len() as u64);
+                let written = self.strips.write_strip(stripe, position, part, version, WRITE).await?;
+                written.map_or(0, |_| lost)
             }
             Erased::Blocks { part: rotten, bad } => {
                 if rotten.crcs != part.crcs {

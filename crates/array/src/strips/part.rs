@@ -6,7 +6,7 @@ use penstock_raid::{Checksums, DecodePlan, Residency, SourceCrcs};
 use std::ops::Range;
 
 /// The checksum of a block that could not be made when its strip was. The block is zeros, so that it does not
-/// verify and counts as an erasure.
+/// verify and counts as an erasure. A block that verifies may have it by chance.
 const LOST_CRC: u32 = !ZERO_BLOCK_CRC;
 
 /// Columns of a strip.
@@ -36,21 +36,27 @@ pub(crate) enum Erased {
 /// The same columns of several strips.
 pub(crate) type Found = HashMap<Position, Result<Part, Erased>>;
 
-/// True if made columns have the known checksums, as far as these are known.
-pub(crate) fn agree(known: &[u32], made: &[u32]) -> bool {
-    assert_eq!(known.len(), made.len(), "the same columns");
-    known.iter().zip(made).all(|(known, made)| known == made || *known == LOST_CRC)
-}
-
 impl Part {
     /// Columns that could not be made.
     pub(crate) fn lost(columns: usize) -> Self {
         Self { data: Buf::zeroed(columns * BLOCK_BYTES), crcs: vec![LOST_CRC; columns] }
     }
 
-    /// The number of columns that are marked as lost.
-    pub(crate) fn lost_columns(&self) -> u64 {
-        self.crcs.iter().filter(|crc| **crc == LOST_CRC).count() as u64
+    /// The columns that are marked as lost.
+    pub(crate) fn lost_columns(&self) -> Vec<usize> {
+        let blocks = self.data.chunks_exact(BLOCK_BYTES).zip(&self.crcs).enumerate();
+        let is_lost = |(block, crc): (&[u8], &u32)| *crc == LOST_CRC && crc32c(block) != LOST_CRC;
+        blocks.filter(|(_, column)| is_lost(*column)).map(|(at, _)| at).collect()
+    }
+
+    /// True if columns that were made have the checksums of these, but for those that were lost.
+    pub(crate) fn agrees_with(&self, made: &[u32]) -> bool {
+        assert_eq!(self.crcs.len(), made.len(), "the same columns");
+        if self.crcs == made {
+            return true;
+        }
+        let lost = self.lost_columns();
+        (0..made.len()).all(|at| self.crcs[at] == made[at] || lost.contains(&at))
     }
 
     /// Part of an unproved strip, proved: every column agrees with its checksum.
@@ -137,10 +143,12 @@ mod tests {
     #[test]
     fn lost_columns_do_not_verify_and_agree_with_what_is_made_later() {
         match Part::lost(2).prove() {
-            Err(Erased::Blocks { bad, part }) => assert_eq!((bad, part.lost_columns()), (vec![0, 1], 2)),
+            Err(Erased::Blocks { bad, part }) => {
+                assert_eq!((&bad, &part.lost_columns()), (&vec![0, 1], &bad))
+            }
             other => panic!("{other:?}"),
         }
-        assert!(agree(&[LOST_CRC, 5], &[7, 5]) && !agree(&[4, LOST_CRC], &[5, 5]));
+        assert!(part(&[LOST_CRC, 5]).agrees_with(&[7, 5]) && !part(&[4, LOST_CRC]).agrees_with(&[5, 5]));
     }
 
     #[test]

@@ -182,8 +182,7 @@ impl Strips {
         let trailer = slice.read(geo.trailer_at(place.row), BLOCK_BYTES, io);
         let (Ok(data), Ok(trailer)) = join(data, trailer).await else { return false };
         // Blocks that are marked as lost do not verify.
-        let is_data =
-            Part { data, crcs: part.crcs.clone() }.bad_columns().len() as u64 == part.lost_columns();
+        let is_data = Part { data, crcs: part.crcs.clone() }.bad_columns() == part.lost_columns();
         let is_trailer = Trailer::decode(&trailer).is_ok_and(|found| {
             self.is_trailer_of(&found, stripe, position, version) && found.crcs == part.crcs
         });

@@ -1,6 +1,6 @@
 //! Reconstruction of strips from the others, column by column.
 
-use super::part::{agree, make};
+use super::part::make;
 use super::{Erased, Found, Part, Strips};
 use crate::error::ArrayError;
 use crate::place::Position;
@@ -205,11 +205,11 @@ impl Strips {
             let crcs: Vec<u32> = runs.into_iter().flat_map(|run| run.crcs).collect();
             assert_eq!(data.len(), count * BLOCK_BYTES, "every column was made");
             let known = match found.get(position) {
-                Some(Ok(part) | Err(Erased::Blocks { part, .. })) => Some(&part.crcs),
+                Some(Ok(part) | Err(Erased::Blocks { part, .. })) => Some(part),
                 _ => None,
             };
             match known {
-                Some(known) if !agree(known, &crcs) => {
+                Some(known) if !known.agrees_with(&crcs) => {
                     let position = position.index();
                     Err(ArrayError::Disagrees { array: self.context.id, stripe: stripe.0, position })
                 }

@@ -1,11 +1,11 @@
 //! Blocks of which too little is left, in stripes that are otherwise whole: they keep nothing else from being
 //! redundant, readable or listed as what it is. Each test is a regression.
 
-use crate::bench::{Machine, NOISE, SLICE_AT, Site, spec, spread, tags, write_fresh};
+use crate::bench::{IO, Machine, NOISE, SLICE_AT, Site, buf_of, spec, spread, tags, write_fresh};
 use crate::outdated::life;
 use penstock_array::place::MemberNo;
 use penstock_array::{ArrayError, CreateSpec, Lacking, Layout};
-use penstock_base::{BLOCK_BYTES, Stripe};
+use penstock_base::{BLOCK_BYTES, Buf, Stripe, crc32c};
 use penstock_drive::{Fault, Op};
 use penstock_layout::Shape;
 use std::ops::Range;
@@ -189,6 +189,64 @@ fn a_member_that_takes_no_copy_of_the_log_comes_last() {
         assert!(carriers(machine).iter().any(|at| at % 2 == other % 2), "{:?}", carriers(machine));
         machine.array.stop();
         Ok(())
+    })
+    .unwrap();
+}
+
+/// A block whose checksum is the one that marks lost blocks.
+fn with_the_checksum_of_lost_blocks() -> Vec<u8> {
+    let mut block = vec![7; BLOCK_BYTES];
+    let mut checksum_with = |word: u32| {
+        block[BLOCK_BYTES - 4..].copy_from_slice(&word.to_le_bytes());
+        crc32c(&block)
+    };
+    // A checksum is linear in the bits of the last word: they are solved for.
+    let zero = checksum_with(0);
+    let mut rows: Vec<(u32, u32)> = (0..32).map(|bit| (checksum_with(1 << bit) ^ zero, 1 << bit)).collect();
+    let (mut want, mut word) = (0x6706_be76 ^ zero, 0);
+    for bit in 0..32 {
+        let at = rows.iter().position(|(crc, _)| crc >> bit & 1 == 1).unwrap();
+        let (crc, input) = rows.swap_remove(at);
+        for row in rows.iter_mut().filter(|row| row.0 >> bit & 1 == 1) {
+            *row = (row.0 ^ crc, row.1 ^ input);
+        }
+        if want >> bit & 1 == 1 {
+            want ^= crc;
+            word ^= input;
+        }
+    }
+    assert_eq!(checksum_with(word), 0x6706_be76);
+    block
+}
+
+/// A good block with the checksum of lost ones kept its member from ever being rebuilt.
+#[test]
+fn a_block_with_the_checksum_of_lost_ones_can_be_rebuilt() {
+    let mut site = Site::new(spec(4, 2));
+    let member = life(&site, 1, &[], async |machine| {
+        let per = machine.volume.stripe_blocks();
+        let (data, mut crcs) = buf_of(&(1000..1000 + per).collect::<Vec<_>>());
+        let mut bytes = data.to_vec();
+        bytes[3 * BLOCK_BYTES..4 * BLOCK_BYTES].copy_from_slice(&with_the_checksum_of_lost_blocks());
+        crcs[3] = 0x6706_be76;
+        machine.volume.write_fresh(0, &Buf::copy_from(&bytes), &crcs, IO).await?;
+        machine.volume.flush().await?;
+        let (member, _) = bytes_of(machine, 0, 3).await;
+        machine.array.close().await?;
+        Ok(member)
+    })
+    .unwrap();
+    site.replace(member);
+    life(&site, 2, &[member], async |machine| {
+        machine.replace(&site.disks[member], member, 77).await?;
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        machine.env.sleep(Duration::from_secs(10)).await;
+        assert!(machine.array.report().members.iter().all(|member| member.state == "active"));
+        assert_eq!(machine.array.unreadable_stripes(), [] as [u64; 0]);
+        assert!(machine.array.scrub().await?.is_clean());
+        let found = machine.volume.read(3, 1, IO).await?.gather();
+        assert!(found[..] == with_the_checksum_of_lost_blocks()[..]);
+        machine.array.close().await
     })
     .unwrap();
 }

@@ -139,12 +139,14 @@ pub struct SegmentHead {
 pub const SEGMENT_BYTES: usize = 20 + 8 + 4 + 4;
 
 impl SegmentHead {
-    /// The bytes of a segment with these contents, in full blocks.
-    pub fn seal(&self, contents: &[u8]) -> Vec<u8> {
+    /// The bytes of a segment with these contents, followed by zeros to the end of `blocks` blocks, or of its
+    /// last block if it is longer.
+    pub fn seal(&self, contents: &[u8], blocks: u32) -> Vec<u8> {
         let mut enc = Enc::with_capacity(SEGMENT_BYTES + contents.len());
         enc.u64(self.id).u32(self.number).u32(u32::from(self.is_index)).raw(contents);
         let mut bytes = seal(SEGMENT_MAGIC, &enc.finish());
-        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+        let len = bytes.len().next_multiple_of(BLOCK_BYTES).max(blocks as usize * BLOCK_BYTES);
+        bytes.resize(len, 0);
         bytes
     }
 
@@ -267,8 +269,8 @@ mod tests {
         put_row(&mut rows, b"other", b"");
         let rows = rows.finish();
         assert_eq!(rows.len(), row_bytes(b"key", b"value") + row_bytes(b"other", b""));
-        let bytes = head.seal(&rows);
-        assert_eq!(bytes.len(), BLOCK_BYTES);
+        let bytes = head.seal(&rows, 1);
+        assert_eq!((bytes.len(), head.seal(&rows, 3).len()), (BLOCK_BYTES, 3 * BLOCK_BYTES));
         let wanted = "01000000 2d000000 0700000000000000 02000000 00000000 \
                       03000000 6b6579 05000000 76616c7565 05000000 6f74686572 00000000";
         assert_eq!(hex(&bytes[12..12 + 8 + 45]), wanted.replace(' ', ""));
@@ -277,7 +279,7 @@ mod tests {
         assert_eq!(take_rows(contents), Ok(vec![(&b"key"[..], &b"value"[..]), (b"other", b"")]));
         assert!(take_rows(&contents[..contents.len() - 1]).is_err());
         let index = anchor().index;
-        let sealed = SegmentHead { is_index: true, ..head }.seal(&encode_index(&index));
+        let sealed = SegmentHead { is_index: true, ..head }.seal(&encode_index(&index), 0);
         let (found, contents) = SegmentHead::open(&sealed).unwrap();
         assert!(found.is_index);
         assert_eq!(decode_index(contents), Ok(index.clone()));

@@ -14,7 +14,7 @@
 //! then nothing is written on the volume, and the restore can be made again.
 
 use super::format::{Anchor, Pieces, SegmentHead, blocks_in, decode_index, take_rows};
-use super::{IO, file_of, read_anchor};
+use super::{IO, file_of, read_anchor, write_anchor};
 use crate::ChunkError;
 use crate::free::{Groups, Run};
 use crate::rows::{
@@ -22,8 +22,8 @@ use crate::rows::{
 };
 use penstock_array::{ArrayError, BlockChanges, Volume};
 use penstock_base::num::{to_u32, to_usize};
-use penstock_base::{Birth, DecodeError, FileId, Ino, Version};
-use penstock_kv::{Kv, ROWS_AT_ONCE, WriteSet};
+use penstock_base::{Birth, DecodeError, FileId, Ino, LocalBoxFuture, Version};
+use penstock_kv::{Kv, KvError, ROWS_AT_ONCE, Row, Usage, WriteSet};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -98,6 +98,9 @@ pub struct Restored {
 
 /// A copy of which every segment was read and verified.
 pub struct Found {
+    anchors: Volume,
+    /// The number of its anchor.
+    slot: usize,
     anchor: Anchor,
     pieces: Pieces,
     /// Blocks of the other copy, as far as they are known.
@@ -153,19 +156,25 @@ async fn read_index(volume: &Volume, anchor: &Anchor) -> Result<Pieces, ChunkErr
     }
 }
 
-async fn read_rows(volume: &Volume, found: &Found, number: u32) -> Result<Vec<u8>, ChunkError> {
-    let head = SegmentHead { id: found.anchor.id, number, is_index: false };
-    read_segment(volume, &found.anchor, &found.pieces[number as usize], head).await
+async fn read_rows(
+    volume: &Volume,
+    anchor: &Anchor,
+    pieces: &Pieces,
+    number: u32,
+) -> Result<Vec<u8>, ChunkError> {
+    let head = SegmentHead { id: anchor.id, number, is_index: false };
+    read_segment(volume, anchor, &pieces[number as usize], head).await
 }
 
-async fn verify(volume: &Volume, found: &Found) -> Result<(), ChunkError> {
-    let mut rows = 0;
-    for number in 0..found.anchor.segments {
-        let contents = read_rows(volume, found, number).await?;
+/// Reads all of a copy. Returns the blocks of its segments with rows.
+async fn verify(volume: &Volume, anchor: &Anchor) -> Result<Pieces, ChunkError> {
+    let (pieces, mut rows) = (read_index(volume, anchor).await?, 0);
+    for number in 0..anchor.segments {
+        let contents = read_rows(volume, anchor, &pieces, number).await?;
         rows += take_rows(&contents)?.len() as u64;
     }
-    match rows == found.anchor.rows {
-        true => Ok(()),
+    match rows == anchor.rows {
+        true => Ok(pieces),
         false => {
             let why = "not as many rows as its anchor says";
             Err(DecodeError::Bad { what: "copy of the map", why }.into())
@@ -173,35 +182,42 @@ async fn verify(volume: &Volume, found: &Found) -> Result<(), ChunkError> {
     }
 }
 
+/// True if all of a copy can be read.
+pub(super) async fn is_whole(volume: &Volume, anchor: &Anchor) -> bool {
+    let verified = verify(volume, anchor).await;
+    verified.inspect_err(|error| tracing::warn!(serial = anchor.serial, %error, "a copy of the map")).is_ok()
+}
+
 /// The newest copy on a volume of which all can be read. Without one, the error says why.
 pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError> {
-    let (mut known, mut why) = (Vec::new(), Vec::new());
+    let (mut found, mut others, mut why): (Option<Found>, Vec<Run>, _) = (None, Vec::new(), Vec::new());
     for slot in 0..2 {
-        match read_anchor(anchors, slot).await {
-            Ok(anchor) => known.push(anchor),
+        let read = async {
+            let anchor = read_anchor(anchors, slot).await?;
+            let pieces = verify(volume, &anchor).await;
+            let pieces =
+                pieces.map_err(|error| ChunkError::Invalid(format!("copy {}: {error}", anchor.serial)))?;
+            Ok::<_, ChunkError>(Found { anchors: anchors.clone(), slot, anchor, pieces, others: Vec::new() })
+        };
+        match read.await {
+            Ok(whole) => {
+                let (newer, older) = match found.take() {
+                    Some(before) if before.anchor.serial > whole.anchor.serial => (before, Some(whole)),
+                    before => (whole, before),
+                };
+                others.extend(older.iter().flat_map(Found::all_pieces).flatten());
+                found = Some(newer);
+            }
             Err(error) => why.push(error.to_string()),
         }
     }
-    known.sort_by_key(|anchor| std::cmp::Reverse(anchor.serial));
-    for at in 0..known.len() {
-        let anchor = known[at].clone();
-        let read = async {
-            let pieces = read_index(volume, &anchor).await?;
-            let mut others = Vec::new();
-            if let Some(other) = known.iter().find(|other| other.serial != anchor.serial)
-                && let Ok(of_rows) = read_index(volume, other).await
-            {
-                others = of_rows.into_iter().chain(other.index.clone()).flatten().collect();
-            }
-            let found = Found { anchor: anchor.clone(), pieces, others };
-            verify(volume, &found).await.map(|()| found)
-        };
-        match read.await {
-            Ok(found) => return Ok(found),
-            Err(error) => why.push(format!("copy {}: {error}", anchor.serial)),
+    match found {
+        Some(found) => Ok(Found { others, ..found }),
+        None => {
+            let why = why.join("; ");
+            Err(ChunkError::Invalid(format!("there is no copy of the map that can be used: {why}")))
         }
     }
-    Err(ChunkError::Invalid(format!("there is no copy of the map that can be used: {}", why.join("; "))))
 }
 
 /// Rows on their way.
@@ -266,7 +282,10 @@ impl Ages<'_> {
     /// old ones, and of a preallocated extent also those without contents.
     async fn kept(&mut self, extent: &Extent) -> Result<(Vec<Extent>, u64), ChunkError> {
         let how = self.how;
-        let (mut newer, mut claimed) = (0, Vec::new());
+        let mut claimed = Vec::new();
+        let on_volume = self.volume.blocks().saturating_sub(extent.block).min(extent.count.into());
+        // Nothing is known of blocks beyond the volume.
+        let mut newer = u64::from(extent.count) - on_volume;
         let per_stripe = self.volume.stripe_blocks();
         let end = (extent.block + u64::from(extent.count)).min(self.volume.blocks());
         let (mut kept, mut at) = (Vec::new(), extent.block);
@@ -278,25 +297,26 @@ impl Ages<'_> {
             let (old, new) = (overlaps(&changes.old, &within), overlaps(&changes.new, &within));
             let len =
                 |runs: &[Range<u32>]| runs.iter().map(|run| u64::from(run.end - run.start)).sum::<u64>();
-            let runs = match (extent.preallocated, how) {
-                (true, _) => gaps(&changes.new, &within),
-                (false, Newer::AreCollected) => old.clone(),
-                (false, Newer::Stay) => {
-                    claimed.extend(
-                        new.iter().map(|run| (base + u64::from(run.start), u64::from(run.end - run.start))),
-                    );
-                    let mut both = [&old[..], &new].concat();
-                    both.sort_unstable_by_key(|run| run.start);
-                    both
-                }
+            newer += match extent.preallocated {
+                true => len(&new),
+                false => u64::from(within.end - within.start) - len(&old),
             };
-            if !extent.preallocated {
-                newer += u64::from(within.end - within.start) - len(&old);
+            // Reserved blocks without contents stay reserved; newer contents of them may be the file's own.
+            let same = if extent.preallocated { gaps(&changes.new, &within) } else { old };
+            let mut runs: Vec<(Range<u32>, bool)> =
+                same.into_iter().map(|run| (run, extent.preallocated)).collect();
+            if how == Newer::Stay {
+                claimed.extend(
+                    new.iter().map(|run| (base + u64::from(run.start), u64::from(run.end - run.start))),
+                );
+                runs.extend(new.into_iter().map(|run| (run, false)));
+                runs.sort_unstable_by_key(|(run, _)| run.start);
             }
-            kept.extend(runs.into_iter().map(|run| Extent {
+            kept.extend(runs.into_iter().map(|(run, preallocated)| Extent {
                 first: extent.first + to_u32(base + u64::from(run.start) - extent.block),
                 count: run.end - run.start,
                 block: base + u64::from(run.start),
+                preallocated,
                 ..*extent
             }));
             at = base + u64::from(within.end);
@@ -327,8 +347,68 @@ fn gaps(runs: &[Range<u32>], within: &Range<u32>) -> Vec<Range<u32>> {
     found
 }
 
-/// Puts the rows of a copy into an empty store. `names` has those that are not the target's.
+/// A store that forgets everything.
+struct Nowhere;
+
+impl Kv for Nowhere {
+    fn get(&self, _: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn get_many(&self, keys: Vec<Vec<u8>>) -> LocalBoxFuture<'_, Result<Vec<Option<Vec<u8>>>, KvError>> {
+        Box::pin(async move { Ok(vec![None; keys.len()]) })
+    }
+
+    fn scan(&self, _: Vec<u8>, _: Vec<u8>, _: usize) -> LocalBoxFuture<'_, Result<Vec<Row>, KvError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn keys(&self, _: Vec<u8>, _: Vec<u8>, _: usize) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn commit(&self, _: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn commit_durable(&self, _: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn flush(&self) -> LocalBoxFuture<'_, Result<(), KvError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+/// Finds out what [`restore`] would do, and does not do it.
+pub async fn preview(found: &Found, volume: &Volume, names: &mut dyn Names) -> Result<Restored, ChunkError> {
+    fill(found, volume, &Nowhere, names, Newer::AreCollected).await
+}
+
+/// Puts the rows of a copy into an empty store, and makes the anchor of the other one void, whose blocks are
+/// free from then on. `names` has the rows that are not the target's.
 pub async fn restore(
+    found: &Found,
+    volume: &Volume,
+    kv: &dyn Kv,
+    names: &mut dyn Names,
+    how: Newer,
+) -> Result<Restored, ChunkError> {
+    let restored = fill(found, volume, kv, names, how).await?;
+    kv.flush().await?;
+    write_anchor(&found.anchors, 1 - found.slot, &[]).await?;
+    let mut last = names.last()?;
+    last.reclaims();
+    kv.commit_durable(last).await?;
+    Ok(restored)
+}
+
+/// Puts all rows but the last ones.
+async fn fill(
     found: &Found,
     volume: &Volume,
     kv: &dyn Kv,
@@ -346,7 +426,7 @@ pub async fn restore(
         Ages { volume, version: found.anchor.version, how, copies, last: None, claimed: Vec::new() };
     let (mut changed, mut last) = (ChangedFiles::default(), None);
     for number in 0..found.anchor.segments {
-        let contents = read_rows(volume, found, number).await?;
+        let contents = read_rows(volume, &found.anchor, &found.pieces, number).await?;
         for (key, value) in take_rows(&contents)? {
             if let Ok((chunk, row)) = read_row(key, value) {
                 let (mut extents, mut newer) = (Vec::new(), 0);
@@ -378,10 +458,6 @@ pub async fn restore(
         writer.put(counts_key(row), encode_counts(&counts)).await?;
     }
     writer.commit().await?;
-    kv.flush().await?;
-    let mut last = names.last()?;
-    last.reclaims();
-    kv.commit_durable(last).await?;
     let newer = (newer_blocks > 0).then_some(newer);
     Ok(Restored { copy: found.anchor.clone(), rows: writer.all, how, changed, newer_blocks, newer })
 }

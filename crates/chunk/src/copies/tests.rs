@@ -182,7 +182,7 @@ fn copies_take_turns() {
             let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(found.anchor().serial, serial);
         }
-        assert!(free - target.usage().free_blocks <= 4, "two copies of two segments");
+        assert_eq!(free - target.usage().free_blocks, 4 * u64::from(CHUNK), "two copies of two segments");
         // A copy that fails leaves the newest one, and no space that nobody owns.
         bench.kv.fail_after(0);
         assert!(copies.make(|_| true).await.is_err());
@@ -341,4 +341,61 @@ fn no_file_shows_the_contents_of_another_after_a_restore() {
         Some(from.parse().ok()?..until.parse().ok()?)
     });
     seeds.unwrap_or(1..60).for_each(lives);
+}
+
+/// Regression: the anchor of the other copy stayed, and its blocks, which were others' by then, were left out
+/// by the next restore.
+#[test]
+fn blocks_of_the_other_copy_belong_to_others_after_a_restore() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        bench.put_row(STORE.to_vec(), vec![7]).await;
+        for row in 0..200 {
+            bench.put_row([&NAME[..], &[row]].concat(), vec![row; 1000]).await;
+        }
+        let target = bench.target().await;
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        let (_, second) = (copy(&copies).await, copy(&copies).await);
+        target.stop();
+        let (bench, target, done) = restored(&bench, &anchors, Newer::AreCollected).await;
+        assert_eq!(done.copy, second);
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        assert_eq!(copies.known.borrow().iter().flatten().count(), 1, "the other one is free");
+        // The blocks of the first copy are given to a file.
+        let mut number = 0;
+        while target.usage().free_blocks > u64::from(CHUNK) * 2 {
+            write(&target, key(9, number), 0, &[100 + (number % 100) as u8; CHUNK as usize]).await;
+            target.commit_all().await.unwrap();
+            number += 1;
+        }
+        target.sync().await.unwrap();
+        target.stop();
+        let (_, target, done) = restored(&bench, &anchors, Newer::AreCollected).await;
+        assert_eq!((done.copy, done.newer_blocks), (second, number * u64::from(CHUNK)));
+        target.stop();
+    });
+}
+
+/// Regression: the only copy that was whole gave way to a new one, which failed.
+#[test]
+fn the_only_copy_that_is_whole_is_not_given_up() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        bench.put_row(STORE.to_vec(), vec![7]).await;
+        let target = bench.target().await;
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        let (_, second) = (copy(&copies).await, copy(&copies).await);
+        let rows = copies.pieces_of(file_of(second.serial), 0, 1).await.unwrap()[0][0].0;
+        let (data, crcs) = crate::tests::blocks_of(&[9]);
+        bench.volume.write(rows, &data, &crcs).await.unwrap();
+        bench.volume.flush().await.unwrap();
+        bench.kv.fail_after(0);
+        assert!(copies.make(|_| true).await.is_err());
+        bench.kv.fail_after(u64::MAX);
+        let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(found.anchor().serial, 1);
+        assert_eq!(copy(&copies).await.serial, 3);
+        assert_clean(&bench, &target).await;
+        target.stop();
+    });
 }

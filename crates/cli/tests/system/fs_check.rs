@@ -2,7 +2,7 @@
 //!
 //! The tests of `penstock-node` plant damage and test its repairs.
 
-use crate::store::{Store, can_mount};
+use crate::store::{Store, can_mount, refused};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -120,12 +120,18 @@ fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
 
     lose_metadata(&store, &meta);
     let output = store.up_output(&[]);
-    assert!(!output.status.success(), "names and maps are lost");
+    refused(&output, &["copy 1 of them may be whole", "fs check --repair --map"]);
+    let (_, err) = exits(&store, &["fs", "check"], 8);
+    assert!(err.contains("no instance runs"), "{err}");
     let (_, err) = exits(&store, &restore[..4], 8);
-    assert!(err.contains("--yes"), "{err}");
+    assert!(err.contains("names and maps cannot be read: ") && err.contains("copy 1 of them is"), "{err}");
+    assert!(err.contains("in 0 of its files 0 KiB may have been written since"), "{err}");
+    assert!(err.contains("nothing was changed; --yes"), "{err}");
     let (out, _) = exits(&store, &restore, 1);
     let check: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&check["result"], &check["restored"]["copy"]), (&json!("mended"), &copy), "{check}");
+    let kept = std::fs::read_to_string(store.dir.join("restored.json")).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&kept).unwrap(), check);
     let lost_found = check["restored"]["newer_file"]["paths"][0].as_str().unwrap();
     assert!(lost_found.starts_with("/lost+found/inode-"), "{check}");
 
@@ -141,6 +147,16 @@ fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
     assert!(kinds.contains(&"map_copied"), "{kinds:?}");
     store.ok(&["umount"]);
     assert_eq!(json_of(&store, &["fs", "copy-map", "--json"])["serial"], json!(2));
+    store.audit();
+    store.down();
+
+    // Made anew of a copy that is up to date, nothing is lost.
+    let (out, _) = exits(&store, &[&restore[..], &["--force"]].concat(), 1);
+    let check: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(check["restored"]["changed_files"], json!(0), "{check}");
+    store.up();
+    assert!(std::fs::read(&path).unwrap() == contents);
+    store.ok(&["umount"]);
     store.audit();
     store.down();
 }
@@ -180,6 +196,7 @@ fn changed_blocks_stay_in_their_files_if_that_is_asked_for() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(8), "there is no store");
+    assert!(!unmade.exists(), "and no folder is made");
     for words in [&["fs", "check", "--map"][..], &["fs", "check", "--repair", "--keep-changed"]] {
         exits(&store, words, 2);
     }

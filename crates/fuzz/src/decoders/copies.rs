@@ -46,13 +46,13 @@ pub(super) const SEGMENT: Decoder = Decoder {
     most_bytes: 4096,
     seeds: || {
         let head = |is_index| SegmentHead { id: 7, number: 2, is_index };
-        vec![head(false).seal(b"contents"), head(true).seal(&[])]
+        vec![head(false).seal(b"contents", 1), head(true).seal(&[], 1)]
     },
     seal: |bytes| seal(bytes),
     check: |bytes| {
         let decode =
             |bytes: &[u8]| SegmentHead::open(bytes).map(|(head, contents)| (head, contents.to_vec()));
-        agrees(bytes, &Form::Value, decode, |(head, contents)| head.seal(contents))
+        agrees(bytes, &Form::Value, decode, |(head, contents)| head.seal(contents, 1))
     },
 };
 

@@ -339,7 +339,10 @@ pub(super) const STORE: Decoder = Decoder {
         let home = meta::Home { pool: PoolId(Id128([7; 16])), data: ArrayId(Id128([8; 16])) };
         let features = Features { compatible: 8, ..Features::default() };
         [(Features::default(), 0), (features, 0), (features, 2)]
-            .map(|(features, kept_stripes)| meta::StoreRow { features, home, kept_stripes }.encode())
+            .map(|(features, kept_stripes)| {
+                let is_unrepaired = kept_stripes > 0;
+                meta::StoreRow { features, home, kept_stripes, is_unrepaired }.encode()
+            })
             .to_vec()
     },
     seal: unsealed,

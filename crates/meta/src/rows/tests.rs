@@ -76,16 +76,16 @@ fn rows_are_as_in_the_first_release() {
 fn the_row_of_the_store_is_as_in_the_first_release() {
     let home = Home { pool: PoolId(Id128([7; 16])), data: ArrayId(Id128([8; 16])) };
     let features = Features { compatible: 4, ..Features::default() };
-    let store = StoreRow { features, home, kept_stripes: 0 };
+    let store = StoreRow { features, home, kept_stripes: 0, is_unrepaired: false };
     let row = store.encode();
     let ids = format!("{}{}", "07".repeat(16), "08".repeat(16));
     assert_eq!(hex(&row), format!("010400000000000000{}{ids}000000000000", "00".repeat(16)));
     assert_eq!(StoreRow::decode(&row), Ok(store.clone()));
-    let keeps = StoreRow { kept_stripes: 0x0102, ..store };
+    let keeps = StoreRow { kept_stripes: 0x0102, is_unrepaired: true, ..store };
     let kept = keeps.encode();
-    assert_eq!(hex(&kept), format!("020400000000000000{}{ids}0000000000000201", "00".repeat(16)));
+    assert_eq!(hex(&kept), format!("020400000000000000{}{ids}000000000000020101", "00".repeat(16)));
     assert_eq!(StoreRow::decode(&kept), Ok(keeps));
-    assert!(StoreRow::decode(&[&kept[..63], &[0; 2]].concat()).is_err(), "it keeps none");
+    assert!(StoreRow::decode(&[&kept[..63], &[0; 3]].concat()).is_err(), "it keeps none");
     assert!(
         StoreRow::decode(&kept[..63]).is_err() && StoreRow::decode(&[&row[..], &[1, 0]].concat()).is_err()
     );

@@ -6,13 +6,31 @@
 
 use crate::error::StartError;
 use penstock_array::{Array, Discard, Volume};
-use penstock_base::Env;
+use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
-use penstock_chunk::copies::{Newer, Restored, anchor_stripes, find, restore};
+use penstock_base::{BLOCK_BYTES, DecodeError, Env};
+use penstock_chunk::copies::{Anchor, Newer, Restored, anchor_stripes, find, newest, preview, restore};
 use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, for_each};
-use penstock_meta::rows::Home;
-use penstock_meta::{MetaTarget, RestoredNames};
+use penstock_meta::rows::{Home, StoreRow};
+use penstock_meta::{MetaError, MetaTarget, RestoredNames};
 use std::rc::Rc;
+use std::time::Duration;
+
+/// Names and maps are read so often before they count as lost, with this pause between.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// A restore from a copy of the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restore {
+    /// The treatment of blocks that may be newer.
+    pub newer: Newer,
+    /// Without it the start ends with [`StartError::Unconfirmed`], which says why the rows cannot be read and
+    /// what the restore would do.
+    pub is_confirmed: bool,
+    /// Also if every row can be read.
+    pub is_forced: bool,
+}
 
 /// The arrays of a stack.
 pub(crate) struct Arrays<'a> {
@@ -21,6 +39,16 @@ pub(crate) struct Arrays<'a> {
 }
 
 impl Arrays<'_> {
+    /// The volume of the target, and that of the anchors, in a store that has copies.
+    fn parts(&self) -> Result<(Volume, Volume), StartError> {
+        let whole = Volume::whole(self.data);
+        let kept = anchor_stripes(whole.stripe_blocks());
+        match kept < self.data.geometry().stripes {
+            true => Ok(whole.split_end(kept)),
+            false => Err(StartError::Refused("the data array is too small for copies of the map".into())),
+        }
+    }
+
     /// Opens the key-value store.
     pub(crate) async fn open_kv(&self, env: &Env, mode: Mode) -> Result<Rc<AheadKv>, KvError> {
         let engine = RedbKv::open(env, Volume::whole(self.meta), mode).await?;
@@ -28,18 +56,80 @@ impl Arrays<'_> {
     }
 }
 
+/// The age of a copy, in words.
+fn age_of(env: &Env, copy: &Anchor) -> String {
+    let minutes = env.wall_ns().saturating_sub(copy.created_ns) / 60_000_000_000;
+    match minutes {
+        ..120 => format!("{minutes} minutes"),
+        120..2880 => format!("{} hours", minutes / 60),
+        _ => format!("{} days", minutes / 1440),
+    }
+}
+
+/// The error of a start whose rows cannot be read, with what can be done.
+pub(crate) async fn with_copy(error: StartError, arrays: &Arrays<'_>) -> StartError {
+    let Ok((_, anchors)) = arrays.parts() else { return error };
+    let copy = scoped(newest(&anchors)).await;
+    match copy {
+        Some(copy) if !is_to_be_kept(&error) => StartError::Refused(format!(
+            "{error}\nnames and maps cannot be read; copy {} of them may be whole: bring back missing drives first, then `penstock fs check --repair --map` makes the store anew from it",
+            copy.serial
+        )),
+        _ => error,
+    }
+}
+
 /// Fails if some row cannot be read, or if those are missing by which a start knows the store.
-async fn read_all(env: &Env, arrays: &Arrays<'_>, mode: Mode, home: Home) -> Result<(), StartError> {
+async fn read_all(
+    env: &Env,
+    arrays: &Arrays<'_>,
+    mode: Mode,
+    home: Home,
+) -> Result<(Rc<AheadKv>, StoreRow), StartError> {
     let kv = arrays.open_kv(env, mode).await?;
     let read = async {
         let missing = || StartError::Refused("it has no rows".into());
-        MetaTarget::check_store(&*kv, home, || true).await?.ok_or_else(missing)?;
+        let row = MetaTarget::check_store(&*kv, home, || true).await?.ok_or_else(missing)?;
         for_each(&*kv, (Vec::new(), vec![0xff; 256]), |_, _| Ok::<_, KvError>(())).await?;
-        Ok(())
+        Ok(row)
     };
-    let read = read.await;
-    kv.stop();
-    read
+    match read.await {
+        Ok(row) => Ok((kv, row)),
+        Err(error) => {
+            kv.stop();
+            Err(error)
+        }
+    }
+}
+
+/// The same, tried again after an error: it may have been of the moment.
+async fn read_all_patiently(
+    env: &Env,
+    arrays: &Arrays<'_>,
+    mode: Mode,
+    home: Home,
+) -> Result<(Rc<AheadKv>, StoreRow), StartError> {
+    for _ in 1..TRIES {
+        match read_all(env, arrays, mode, home).await {
+            Err(error) if !is_to_be_kept(&error) => {
+                tracing::warn!(%error, "names and maps cannot be read; they are tried again");
+                env.sleep(PAUSE).await;
+            }
+            read => return read,
+        }
+    }
+    read_all(env, arrays, mode, home).await
+}
+
+/// True if nothing is wrong with a store that cannot be opened, or if it is another array's.
+fn is_to_be_kept(error: &StartError) -> bool {
+    let is_later = |error: &KvError| matches!(error, KvError::Later(_));
+    match error {
+        StartError::Kv(error) | StartError::Meta(MetaError::Kv(error)) => is_later(error),
+        StartError::Meta(MetaError::Row(error)) => matches!(error, DecodeError::Unknown { .. }),
+        StartError::Meta(MetaError::Foreign { .. }) => true,
+        _ => false,
+    }
 }
 
 /// Makes a new key-value store of the last copy of the map.
@@ -47,23 +137,40 @@ pub(crate) async fn restore_rows(
     env: &Env,
     arrays: &Arrays<'_>,
     mode: Mode,
-    (home, how): (Home, Newer),
-) -> Result<(Rc<AheadKv>, Restored), StartError> {
-    let whole = Volume::whole(arrays.data);
-    let kept = anchor_stripes(whole.stripe_blocks());
-    if kept >= arrays.data.geometry().stripes {
-        return Err(StartError::Refused("the data array is too small for copies of the map".into()));
-    }
-    let (volume, anchors) = whole.split_end(kept);
+    home: Home,
+    Restore { newer, is_confirmed, is_forced }: Restore,
+) -> Result<(Rc<AheadKv>, Option<Restored>), StartError> {
+    let (volume, anchors) = arrays.parts()?;
     let found = scoped(find(&volume, &anchors)).await?;
-    match read_all(env, arrays, mode, home).await {
-        Ok(()) => {
+    let why = match read_all_patiently(env, arrays, mode, home).await {
+        // An earlier restore was interrupted: the repair is all that is left to do.
+        Ok((kv, row)) if row.is_unrepaired => return Ok((kv, None)),
+        Ok((kv, _)) if !is_forced => {
+            kv.stop();
             return Err(StartError::Refused(
                 "every row of this store can be read, so nothing was changed: `penstock up` starts it, and `penstock fs check --repair` repairs it".into(),
             ));
         }
-        Err(error) => tracing::warn!(%error, "the key-value store cannot be read, and is made anew"),
+        Ok((kv, _)) => {
+            kv.stop();
+            "names and maps can be read".to_owned()
+        }
+        Err(error) if is_to_be_kept(&error) => return Err(error),
+        Err(error) => format!("names and maps cannot be read: {error}"),
+    };
+    let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
+    let names = || RestoredNames::new(home, kept);
+    // All that a restore reads can be read, before anything is given up.
+    let preview = scoped(preview(&found, &volume, &mut names())).await?;
+    if !is_confirmed {
+        let age = age_of(env, found.anchor());
+        let (serial, files) = (found.anchor().serial, preview.changed.files);
+        let kib = preview.changed.blocks * BLOCK_BYTES as u64 / 1024;
+        return Err(StartError::Unconfirmed(format!(
+            "{why}\ncopy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed"
+        )));
     }
+    tracing::error!(why, "the key-value store is made anew");
     let old = Volume::whole(arrays.meta);
     let left = old.discard(0, arrays.meta.geometry().stripes, Discard::InTable).await?;
     if !left.is_empty() {
@@ -74,9 +181,9 @@ pub(crate) async fn restore_rows(
     }
     let kv = arrays.open_kv(env, mode).await?;
     let shared: Rc<dyn Kv> = kv.clone();
-    let restored = scoped(restore(&found, &volume, &*shared, &mut RestoredNames::new(home), how)).await;
+    let restored = scoped(restore(&found, &volume, &*shared, &mut names(), newer)).await;
     match restored {
-        Ok(restored) => Ok((kv, restored)),
+        Ok(restored) => Ok((kv, Some(restored))),
         Err(error) => {
             kv.stop();
             Err(error.into())

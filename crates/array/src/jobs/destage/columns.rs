@@ -46,9 +46,11 @@ impl Destage {
         let geo = &self.context.geo;
         let patched = self.new_columns(stripe, &range, dirty).await?;
         let version = self.stripes.versions.next().await?;
-        // A strip that cannot be written now is stale from this record on.
+        // A strip that changes and cannot be written now is stale from this record on. Others are still good
+        // on a drive that is away.
         let readable = self.stripes.readable(stripe);
-        let stale = geo.all_strips().without(readable);
+        let changed: Positions = patched.iter().map(|(position, _)| *position).collect();
+        let stale = self.stripes.stale(stripe).with(changed.without(readable));
         let mut patches = Vec::new();
         let mut payload = Vec::new();
         for (position, new) in patched.into_iter().filter(|(position, _)| !stale.contains(*position)) {

@@ -50,6 +50,8 @@ const WRITES: IoContext = IoContext::system(Class::Meta);
 const REST: Duration = Duration::from_millis(5);
 /// Chunks that one transaction frees.
 const STEP: usize = 64;
+/// Nothing is where an anchor would be.
+const NONE_MADE: &str = "none was made there";
 /// Inode numbers below this one are of copies: each is the serial number of one.
 const END: u64 = 1 << 40;
 
@@ -84,7 +86,7 @@ async fn read_anchor(anchors: &Volume, slot: usize) -> Result<Anchor, ChunkError
     let (block, count) = place_of(anchors, slot);
     let bytes = anchors.read(block, count, IO).await?.gather();
     if bytes.iter().all(|byte| *byte == 0) {
-        return Err(ChunkError::Invalid("none was made there".into()));
+        return Err(ChunkError::Invalid(NONE_MADE.into()));
     }
     let found = Anchor::decode(&bytes)?;
     match found.array == anchors.array().id() {
@@ -209,7 +211,7 @@ impl Copies {
         // None comes first.
         let (older, newer) = if serials[0] <= serials[1] { (0, 1) } else { (1, 0) };
         let slot = match &known[newer] {
-            Some(anchor) if !restore::is_whole(self.target.volume(), anchor).await => {
+            Some(anchor) if !restore::is_whole(self.target.volume(), anchor).await? => {
                 tracing::error!(serial = anchor.serial, "a copy of the map cannot be read any more");
                 newer
             }

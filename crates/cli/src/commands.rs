@@ -392,7 +392,7 @@ fn wait_job(remote: &Remote, started: &Value, show: impl Fn(&mut show::Bar) -> R
 fn fs_restore(dir: Option<PathBuf>, how: restore::How, json: bool) -> Result<ExitCode> {
     let confirm = |why: &str| {
         eprintln!("{why}");
-        confirmed("they are set back to that copy, and the file system is repaired; go on?")
+        confirmed("go on?")
     };
     restore::restore(dir, how, confirm, json).map(|check| status_of(&check))
 }

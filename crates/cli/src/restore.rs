@@ -11,10 +11,13 @@ use penstock_node::{
     StoreFile,
 };
 use penstock_worker::{Worker, block_on};
+use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// The file in the folder with the last report.
+const KEPT: &str = "restored.json";
 /// Time that is left for events to be written.
 const EVENTS: Duration = Duration::from_secs(5);
 
@@ -49,22 +52,40 @@ pub fn restore(
         let how = (lacking, Restore { newer, is_confirmed, is_forced: force });
         block_on(run(&env, &folder, how)).map_err(|error| anyhow!("no worker: {error}"))?
     };
+    if accept_loss && !yes && !confirm("--accept-loss gives up for good what only drives have that are away")?
+    {
+        bail!("nothing was changed; --yes goes on without a question");
+    }
     let report = match go(yes) {
         Err(error) => match error.downcast_ref() {
-            Some(StartError::Unconfirmed(why)) if confirm(why)? => go(true)?,
-            Some(StartError::Unconfirmed(_)) => {
-                bail!("nothing was changed; --yes goes on without a question")
+            Some(StartError::Unconfirmed(why)) => {
+                let back = "they are set back to that copy, and the file system is repaired";
+                match confirm(&format!("{why}\n{back}"))? {
+                    true => go(true)?,
+                    false => bail!("nothing was restored; --yes goes on without a question"),
+                }
             }
             _ => return Err(error),
         },
         report => report?,
     };
-    let kept = folder.path.join("restored.json");
-    std::fs::write(&kept, serde_json::to_vec_pretty(&report)?)
-        .with_context(|| format!("{} cannot be written", kept.display()))?;
     print(json, &report, show::check)?;
-    note!("the list of files is in {}", kept.display());
+    if report.restored.is_some() {
+        keep(&folder, &report)?;
+    }
+    note!("the list of files is in {}", folder.path.join(KEPT).display());
     Ok(report)
+}
+
+/// Writes a report to the folder, durably. If the repair is interrupted, it is the only one with the files.
+fn keep(folder: &Folder, report: &impl serde::Serialize) -> Result<()> {
+    let path = folder.path.join(KEPT);
+    let write = || {
+        let mut file = std::fs::File::create(&path)?;
+        file.write_all(&serde_json::to_vec_pretty(report)?)?;
+        file.sync_all()
+    };
+    write().with_context(|| format!("{} cannot be written", path.display()))
 }
 
 async fn run(env: &Env, folder: &Folder, (lacking, restore): (Lacking, Restore)) -> Result<FsCheckReport> {
@@ -78,6 +99,9 @@ async fn run(env: &Env, folder: &Folder, (lacking, restore): (Lacking, Restore))
     let kept = EventFiles::open(&folder.path).map_err(|why| anyhow!(why))?;
     let node = open_store(env, found, ownership, (lacking, Some(restore))).await?;
     node.keep_events(kept);
+    if let Some(restored) = node.restored().await? {
+        keep(folder, &serde_json::json!({ "restored": restored }))?;
+    }
     note!("the rows are restored; repairing the file system");
     let repaired = node.repair_fs().await;
     let closed = node.close().await;

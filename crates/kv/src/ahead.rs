@@ -201,6 +201,12 @@ impl AheadKv {
         self.moved.notify_waiters();
     }
 
+    /// Stops, and lets nothing be written on the volume any more: another store is made there.
+    pub fn retire(&self) {
+        self.stop();
+        self.engine.retire();
+    }
+
     /// The store refuses all requests from now on, also commits that wait.
     fn fail(&self, error: &KvError) {
         *self.failed.borrow_mut() = Some(error.clone());

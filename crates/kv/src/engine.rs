@@ -77,6 +77,11 @@ impl RedbKv {
         }
     }
 
+    /// The engine writes nothing any more, not even when it is closed.
+    pub fn retire(&self) {
+        self.file.retire();
+    }
+
     /// The error after which the engine is not used any more, if there was one.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.broken.get().map(String::as_str)

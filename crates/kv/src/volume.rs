@@ -34,6 +34,8 @@ pub(crate) struct VolumeFile {
     len: Cell<u64>,
     longest: Cell<u64>,
     journal_blocks: u64,
+    /// Another store may be made on the volume: nothing is written any more.
+    retired: Cell<bool>,
 }
 
 /// A write: offset in the file, and bytes.
@@ -52,8 +54,10 @@ impl VolumeFile {
             let why = format!("a volume of {} blocks with a journal of {journal_blocks}", volume.blocks());
             return Err(ArrayError::Invalid(why));
         }
-        let file = Self { volume, len: Cell::new(len), longest: Cell::new(longest), journal_blocks };
-        if len > 0 && !file.is_begun().await? {
+        let (len, longest, retired) = (Cell::new(len), Cell::new(longest), Cell::new(false));
+        let file = Self { volume, len, longest, journal_blocks, retired };
+        assert!(file.len.get() <= file.longest.get(), "a header says so");
+        if file.len.get() > 0 && !file.is_begun().await? {
             file.len.set(0);
         }
         Ok(file)
@@ -70,6 +74,15 @@ impl VolumeFile {
         let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         let magic = self.read(0, MAGIC_BYTES).await?;
         Ok(!is_zero(&magic) || !is_zero(&self.volume.read(1, 1, IO).await?.gather()))
+    }
+
+    /// Every later write fails.
+    pub(crate) fn retire(&self) {
+        self.retired.set(true);
+    }
+
+    fn check_in_use(&self) -> Result<(), ArrayError> {
+        if self.retired.get() { Err(ArrayError::Closed) } else { Ok(()) }
     }
 
     /// Number of blocks of the journal's ring.
@@ -105,6 +118,7 @@ impl VolumeFile {
         let end = block + (data.len() / BLOCK_BYTES) as u64;
         assert!(end <= self.journal_blocks, "a record lies in the ring");
         assert!(data.len().is_multiple_of(BLOCK_BYTES), "a record is written in full blocks");
+        self.check_in_use()?;
         self.volume.write(1 + block, data, &crc32c_blocks(data)).await
     }
 
@@ -123,6 +137,7 @@ impl VolumeFile {
     }
 
     pub(crate) async fn set_len(&self, len: u64) -> Result<(), ArrayError> {
+        self.check_in_use()?;
         let old = self.len.get();
         let dirty_end = self.longest.get().min(len);
         if len > old && dirty_end > old {
@@ -207,6 +222,7 @@ impl VolumeFile {
     }
 
     async fn put(&self, at: u64, bytes: &[u8]) -> Result<(), ArrayError> {
+        self.check_in_use()?;
         if at + bytes.len() as u64 > self.capacity_bytes() {
             return Err(ArrayError::Invalid(format!(
                 "the key-value volume of {} bytes is full",

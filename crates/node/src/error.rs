@@ -8,7 +8,7 @@ pub enum StartError {
     /// The request cannot be done; nothing was changed.
     #[error("{0}")]
     Refused(String),
-    /// A restore is possible, and was not confirmed; nothing was changed.
+    /// A restore is possible, and was not confirmed: nothing was restored.
     #[error("{0}")]
     Unconfirmed(String),
     /// No drive of a store was found.

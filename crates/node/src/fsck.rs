@@ -10,11 +10,11 @@ use crate::map_copies::{listed_in, restore_report};
 use crate::node::Node;
 use crate::report::{
     DamagedFile, DamagedRange, DamagedReport, FileReport, FindingReport, FindingsReport, FsCheckProgress,
-    FsCheckReport, FsRepairReport,
+    FsCheckReport, FsRepairReport, MapRestoreReport,
 };
 use penstock_array::format::descriptor::Role;
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, Ino};
+use penstock_base::{BLOCK_BYTES, FindingKind, Ino};
 use penstock_chunk::DamagedRuns;
 use penstock_chunk::copies::is_copy;
 use penstock_meta::{MetaCheck, MetaError};
@@ -82,13 +82,12 @@ impl Node {
             mended: repair.mended.iter().map(|(kind, count)| (kind.word().to_owned(), *count)).collect(),
             suspect_files: repair.suspects.into_iter().map(file).collect(),
         };
-        scoped(self.meta.set_repaired()).await?;
-        let mut report = report(&repair.after, Some(done));
-        let restored = self.restored.borrow().clone();
-        if let Some(restored) = restored {
-            let paths = self.meta.find_paths(&listed_in(&restored)).await?;
-            report.restored = Some(restore_report(&restored, paths));
+        // A write to one owner of a block would show in the other.
+        if repair.after.findings.count(FindingKind::DoubleOwnedBlock) == 0 {
+            scoped(self.meta.set_repaired()).await?;
         }
+        let mut report = report(&repair.after, Some(done));
+        report.restored = self.restored().await?;
         let severity = if report.clean { Severity::Info } else { Severity::Error };
         self.events.add(
             severity,
@@ -97,6 +96,14 @@ impl Node {
             format!("repair: {}", report.result),
         );
         Ok(report)
+    }
+
+    /// The report of the restore that this start was; none if it was none.
+    pub async fn restored(&self) -> Result<Option<MapRestoreReport>, AdminError> {
+        let restored = self.restored.borrow().clone();
+        let Some(restored) = restored else { return Ok(None) };
+        let paths = self.meta.find_paths(&listed_in(&restored)).await?;
+        Ok(Some(restore_report(&restored, paths)))
     }
 
     /// Progress of a running check or repair; none if none runs.
@@ -144,7 +151,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_base::{FindingKind, Findings};
+    use penstock_base::Findings;
     use std::collections::BTreeMap as Map;
 
     #[test]

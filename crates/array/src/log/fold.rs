@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::error::ArrayError;
 use crate::format::record::{Entry, StripPatch};
 use crate::members::{Members, WhenSuspended};
-use crate::place::SegmentNo;
+use crate::place::{Positions, SegmentNo};
 use crate::site::Site;
 use crate::stripes::overlay::{DirtyBlock, Overlay};
 use crate::stripes::{Pin, Stripes};
@@ -50,11 +50,14 @@ impl Redo {
         chain: &Chain,
     ) -> Result<(), ArrayError> {
         for (stripe, changes) in self.changes {
-            let mut missed = context.geo.all_strips().without(stripes.readable(stripe));
+            let away = context.geo.all_strips().without(stripes.readable(stripe));
+            let (mut missed, mut changed) = (away, Positions::NONE);
             for (patch, blocks) in changes {
+                changed = changed.with(Positions::one(patch.position));
                 missed = missed.with(strips.write_patches(stripe, missed, &[patch], &blocks, REDO).await?);
             }
-            let new = missed.without(stripes.stale(stripe));
+            // Others that are away are as they were.
+            let new = missed.common(changed).without(stripes.stale(stripe));
             if !new.is_empty() {
                 stripes.table_mut().set_stale(stripe, new);
                 members.record_missed(stripe, new);

@@ -14,7 +14,7 @@
 //! then nothing is written on the volume, and the restore can be made again.
 
 use super::format::{Anchor, Pieces, SegmentHead, blocks_in, decode_index, take_rows};
-use super::{IO, file_of, read_anchor, write_anchor};
+use super::{IO, NONE_MADE, file_of, read_anchor, write_anchor};
 use crate::ChunkError;
 use crate::free::{Groups, Run};
 use crate::rows::{
@@ -22,7 +22,7 @@ use crate::rows::{
 };
 use penstock_array::{ArrayError, BlockChanges, Volume};
 use penstock_base::num::{to_u32, to_usize};
-use penstock_base::{Birth, DecodeError, FileId, Ino, LocalBoxFuture, Version};
+use penstock_base::{Birth, DecodeError, ErrorKind, FileId, Ino, LocalBoxFuture, Version};
 use penstock_kv::{Kv, KvError, ROWS_AT_ONCE, Row, Usage, WriteSet};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -105,12 +105,19 @@ pub struct Found {
     pieces: Pieces,
     /// Blocks of the other copy, as far as they are known.
     others: Vec<Run>,
+    /// Why other copies cannot be used.
+    passed_over: Vec<String>,
 }
 
 impl Found {
     /// The anchor of the copy.
     pub fn anchor(&self) -> &Anchor {
         &self.anchor
+    }
+
+    /// Other copies that cannot be used, and why.
+    pub fn passed_over(&self) -> &[String] {
+        &self.passed_over
     }
 
     /// The blocks of all segments, in order.
@@ -182,10 +189,16 @@ async fn verify(volume: &Volume, anchor: &Anchor) -> Result<Pieces, ChunkError> 
     }
 }
 
-/// True if all of a copy can be read.
-pub(super) async fn is_whole(volume: &Volume, anchor: &Anchor) -> bool {
-    let verified = verify(volume, anchor).await;
-    verified.inspect_err(|error| tracing::warn!(serial = anchor.serial, %error, "a copy of the map")).is_ok()
+/// True if all of a copy can be read. Fails if that cannot be said now.
+pub(super) async fn is_whole(volume: &Volume, anchor: &Anchor) -> Result<bool, ChunkError> {
+    match verify(volume, anchor).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
+            tracing::warn!(serial = anchor.serial, %error, "a copy of the map is damaged");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The newest copy on a volume of which all can be read. Without one, the error says why.
@@ -197,7 +210,8 @@ pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError
             let pieces = verify(volume, &anchor).await;
             let pieces =
                 pieces.map_err(|error| ChunkError::Invalid(format!("copy {}: {error}", anchor.serial)))?;
-            Ok::<_, ChunkError>(Found { anchors: anchors.clone(), slot, anchor, pieces, others: Vec::new() })
+            let (anchors, others, passed_over) = (anchors.clone(), Vec::new(), Vec::new());
+            Ok::<_, ChunkError>(Found { anchors, slot, anchor, pieces, others, passed_over })
         };
         match read.await {
             Ok(whole) => {
@@ -212,7 +226,11 @@ pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError
         }
     }
     match found {
-        Some(found) => Ok(Found { others, ..found }),
+        Some(found) => {
+            // Nothing is wrong where none was made.
+            let passed_over = why.into_iter().filter(|why| why != NONE_MADE).collect();
+            Ok(Found { others, passed_over, ..found })
+        }
         None => {
             let why = why.join("; ");
             Err(ChunkError::Invalid(format!("there is no copy of the map that can be used: {why}")))

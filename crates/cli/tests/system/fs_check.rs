@@ -126,7 +126,7 @@ fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
     let (_, err) = exits(&store, &restore[..4], 8);
     assert!(err.contains("names and maps cannot be read: ") && err.contains("copy 1 of them is"), "{err}");
     assert!(err.contains("in 0 of its files 0 KiB may have been written since"), "{err}");
-    assert!(err.contains("nothing was changed; --yes"), "{err}");
+    assert!(err.contains("nothing was restored; --yes"), "{err}");
     let (out, _) = exits(&store, &restore, 1);
     let check: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&check["result"], &check["restored"]["copy"]), (&json!("mended"), &copy), "{check}");

@@ -52,7 +52,8 @@ impl Arrays<'_> {
     /// Opens the key-value store.
     pub(crate) async fn open_kv(&self, env: &Env, mode: Mode) -> Result<Rc<AheadKv>, KvError> {
         let engine = RedbKv::open(env, Volume::whole(self.meta), mode).await?;
-        AheadKv::open(env, engine).await
+        // Otherwise it may write when it closes, which is later.
+        AheadKv::open(env, engine.clone()).await.inspect_err(|_| engine.retire())
     }
 }
 
@@ -96,7 +97,7 @@ async fn read_all(
     match read.await {
         Ok(row) => Ok((kv, row)),
         Err(error) => {
-            kv.stop();
+            kv.retire();
             Err(error)
         }
     }
@@ -141,23 +142,32 @@ pub(crate) async fn restore_rows(
     Restore { newer, is_confirmed, is_forced }: Restore,
 ) -> Result<(Rc<AheadKv>, Option<Restored>), StartError> {
     let (volume, anchors) = arrays.parts()?;
-    let found = scoped(find(&volume, &anchors)).await?;
     let why = match read_all_patiently(env, arrays, mode, home).await {
         // An earlier restore was interrupted: the repair is all that is left to do.
         Ok((kv, row)) if row.is_unrepaired => return Ok((kv, None)),
         Ok((kv, _)) if !is_forced => {
-            kv.stop();
+            kv.retire();
             return Err(StartError::Refused(
                 "every row of this store can be read, so nothing was changed: `penstock up` starts it, and `penstock fs check --repair` repairs it".into(),
             ));
         }
         Ok((kv, _)) => {
-            kv.stop();
+            kv.retire();
             "names and maps can be read".to_owned()
         }
         Err(error) if is_to_be_kept(&error) => return Err(error),
         Err(error) => format!("names and maps cannot be read: {error}"),
     };
+    let mut found = scoped(find(&volume, &anchors)).await;
+    for _ in 1..TRIES {
+        if found.as_ref().is_ok_and(|found| found.passed_over().is_empty()) {
+            break;
+        }
+        // A newer copy may be readable in a moment.
+        env.sleep(PAUSE).await;
+        found = scoped(find(&volume, &anchors)).await;
+    }
+    let found = found?;
     let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
     let names = || RestoredNames::new(home, kept);
     // All that a restore reads can be read, before anything is given up.
@@ -166,8 +176,13 @@ pub(crate) async fn restore_rows(
         let age = age_of(env, found.anchor());
         let (serial, files) = (found.anchor().serial, preview.changed.files);
         let kib = preview.changed.blocks * BLOCK_BYTES as u64 / 1024;
+        let passed_over: String = found
+            .passed_over()
+            .iter()
+            .map(|why| format!("not used, and lost for good then: {why}\n"))
+            .collect();
         return Err(StartError::Unconfirmed(format!(
-            "{why}\ncopy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed"
+            "{why}\n{passed_over}copy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed"
         )));
     }
     tracing::error!(why, "the key-value store is made anew");
@@ -185,7 +200,7 @@ pub(crate) async fn restore_rows(
     match restored {
         Ok(restored) => Ok((kv, Some(restored))),
         Err(error) => {
-            kv.stop();
+            kv.retire();
             Err(error.into())
         }
     }

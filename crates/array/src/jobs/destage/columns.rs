@@ -51,6 +51,11 @@ impl Destage {
         let readable = self.stripes.readable(stripe);
         let changed: Positions = patched.iter().map(|(position, _)| *position).collect();
         let stale = self.stripes.stale(stripe).with(changed.without(readable));
+        // Nobody could make them again. They stay in the log.
+        if stale.len() > geo.m && dirty.keys().any(|(position, _)| stale.contains(*position)) {
+            let (array, good) = (self.context.id, readable.len());
+            return Err(ArrayError::Unreadable { array, stripe: stripe.0, good, wanted: geo.k });
+        }
         let mut patches = Vec::new();
         let mut payload = Vec::new();
         for (position, new) in patched.into_iter().filter(|(position, _)| !stale.contains(*position)) {

@@ -22,9 +22,7 @@ pub use restore::{ChangedFiles, Found, Names, Newer, Restored, find, preview, re
 use crate::ChunkError;
 use crate::files::{Known, REMOVED};
 use crate::free::Run;
-use crate::rows::{
-    ChunkKey, FileRow, MapRow, all_accounts, all_counts, all_groups, decode_file_key, map_range,
-};
+use crate::rows::{ChunkKey, FileRow, MapRow, all_accounts, all_counts, all_groups, file_of_key, map_range};
 use crate::target::Target;
 use crate::truncate::Behind;
 use format::{
@@ -69,10 +67,8 @@ fn file_of(serial: u64) -> FileId {
 /// True if a row is not copied: what counts others, and the maps of copies.
 fn is_left_out(key: &[u8]) -> bool {
     let within = |(from, until): &Range| from.as_slice() <= key && key < until.as_slice();
-    let of_copy =
-        ChunkKey::decode(key).map(|(chunk, _)| chunk.file).or(decode_file_key(key).map(|(file, _)| file));
     [all_groups(), all_counts(), all_accounts()].iter().any(within)
-        || of_copy.is_ok_and(|file| is_copy(file.ino))
+        || file_of_key(key).is_some_and(|file| is_copy(file.ino))
 }
 
 /// The part of the volume that the anchor with this number has: first block and blocks.
@@ -235,9 +231,8 @@ impl Copies {
         let files = (FileRow::key(first, Birth(u64::MAX)), FileRow::key(end, Birth(u64::MAX)));
         for range in [(map_range(first, 0).0, map_range(end, 0).0), files] {
             for_each_key(&*self.target.kv, range, |key| {
-                let chunk = ChunkKey::decode(key).map(|(chunk, _)| chunk.file);
-                let file = chunk.or(decode_file_key(key).map(|(file, _)| file));
-                found.extend(file.ok().filter(|file| is_copy(file.ino)).map(|file| file.ino.0));
+                let copy = file_of_key(key).filter(|file| is_copy(file.ino));
+                found.extend(copy.map(|file| file.ino.0));
                 Ok::<_, ChunkError>(())
             })
             .await?;

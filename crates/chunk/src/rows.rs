@@ -12,7 +12,7 @@ mod tests;
 pub use counters::Counter;
 pub use files::{
     FileRow, MOST_BLOCKS, Owner, all_accounts, all_files, decode_account, decode_account_key,
-    decode_file_key, encode_account,
+    decode_file_key, encode_account, file_of_key,
 };
 pub use foreign::ForeignKey;
 pub use map::{Extent, Forward, MapRow};

@@ -18,7 +18,7 @@ use super::{IO, NONE_MADE, file_of, read_anchor, write_anchor};
 use crate::ChunkError;
 use crate::free::{Groups, Run};
 use crate::rows::{
-    ChunkKey, Counts, Extent, FileRow, MapRow, Owner, counts_key, decode_file_key, encode_counts, read_row,
+    ChunkKey, Counts, Extent, FileRow, MapRow, Owner, counts_key, encode_counts, file_of_key, read_row,
 };
 use penstock_array::{ArrayError, BlockChanges, Volume};
 use penstock_base::num::{to_u32, to_usize};
@@ -460,15 +460,15 @@ async fn fill(
                     let extents = crate::map::joined(extents);
                     writer.put(key.to_vec(), MapRow { extents, ..row }.encode(Birth::FIRST)).await?;
                 }
-            } else if ChunkKey::decode(key).is_ok() || decode_file_key(key).is_ok() {
+            } else if file_of_key(key).is_some() {
                 writer.put(key.to_vec(), value.to_vec()).await?;
             } else if let Some(value) = names.row(key, value)? {
                 writer.put(key.to_vec(), value).await?;
             }
         }
     }
-    let (newer, newer_blocks) =
-        (names.number()?, put_newer(found, names.number()?, &mut ages, &mut writer).await?);
+    let newer = names.number()?;
+    let newer_blocks = put_newer(found, newer, &mut ages, &mut writer).await?;
     put_copy(found, &mut writer).await?;
     let groups = Groups::new(volume.blocks(), volume.stripe_blocks());
     for (row, of_row) in (0..).map_while(|row| Some((row, groups.counted_in(row)?))) {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::rows::decode_file_key;
 use crate::tests::{
     Bench, CHUNK, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, fills, known, on_a_volume, write,
 };

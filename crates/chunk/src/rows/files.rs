@@ -3,7 +3,7 @@
 //! A file has a row exactly while it holds blocks or was truncated. The row of an account has the blocks of
 //! all files of one owner, and changes in the transaction of the files' rows.
 
-use super::{ACCOUNT, FILE};
+use super::{ACCOUNT, ChunkKey, FILE};
 use penstock_base::codec::{row_key, row_words};
 use penstock_base::{Birth, Branch, Dec, DecodeError, Enc, FileId};
 
@@ -75,6 +75,12 @@ impl FileRow {
 pub fn decode_file_key(key: &[u8]) -> Result<(FileId, Birth), DecodeError> {
     let [branch, ino, birth] = row_words("file row key", FILE, key)?;
     Ok((FileId::of_numbers(branch, ino), Birth::of_suffix(birth)))
+}
+
+/// The file of which this is the key of a row: of its map, or its own. None if it is another key.
+pub fn file_of_key(key: &[u8]) -> Option<FileId> {
+    let of_map = ChunkKey::decode(key).map(|(chunk, _)| chunk.file);
+    of_map.or(decode_file_key(key).map(|(file, _)| file)).ok()
 }
 
 /// Range of the keys of all files; the second key is excluded.

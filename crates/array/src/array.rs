@@ -120,6 +120,8 @@ impl Array {
             members: members.clone(),
             stripes: stripes.clone(),
             strips: strips.clone(),
+            queue: queue.clone(),
+            space: space.clone(),
             metadata: metadata.clone(),
             progress: Cell::default(),
             stop: Cell::new(false),

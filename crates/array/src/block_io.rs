@@ -319,7 +319,7 @@ impl BlockIo {
             let made = self.strips.recover(stripe, &positions, &columns, have, io).await?;
             for (index, part) in erased.into_iter().zip(made) {
                 if let Err(Erased::Blocks { part: rotten, .. }) = &found[index]
-                    && !rotten.agrees_with(&part.crcs)
+                    && !rotten.agrees_with(&part)
                 {
                     self.stripes.map_mut().set_unreadable(stripe);
                     let (array, position) = (self.context.id, wanted[index].0.index());
@@ -330,7 +330,7 @@ impl BlockIo {
         }
         if self.stripes.map().is_unreadable(stripe) {
             // These columns can be read. Only a scrub of the stripe tells whether all can.
-            self.stripes.want_repair(stripe);
+            self.stripes.want_another_try(stripe);
         }
         let parts = wanted.into_iter().zip(found.into_iter().flatten());
         Ok(parts.map(|((position, columns), part)| (position, columns, part)).collect())

@@ -38,8 +38,14 @@ use promises::Promises;
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Duration;
 use table::StripeTable;
 use versions::Versions;
+
+/// Time before a read has a stripe that is listed as unreadable scrubbed again.
+const ANOTHER_TRY: Duration = Duration::from_secs(60);
+/// Stripes of which it is known when they were tried, before old ones are forgotten.
+const MOST_TRIED: usize = 4096;
 
 /// The stripes of one array.
 pub(crate) struct Stripes {
@@ -49,6 +55,8 @@ pub(crate) struct Stripes {
     overlay: RefCell<Overlay>,
     /// Stripes in which something bad was found.
     to_repair: RefCell<BTreeSet<Stripe>>,
+    /// When stripes that are listed as unreadable were tried again.
+    tried_at: RefCell<BTreeMap<Stripe, Duration>>,
     promises: Promises,
     pub(crate) versions: Versions,
     /// Whoever writes strips of a stripe holds its lock exclusively; a reader holds it shared.
@@ -74,6 +82,7 @@ impl Stripes {
             map: RefCell::new(StripeMap::new(StripeTable::new(&context.geo, &context.layout, memory))),
             overlay: RefCell::new(Overlay::new(context.geo.strip_blocks)),
             to_repair: RefCell::default(),
+            tried_at: RefCell::default(),
             promises: Promises::default(),
             versions: Versions::new(queue),
             locks: RankedLocks::new(ranks::STRIPE),
@@ -327,6 +336,28 @@ impl Stripes {
     /// True if some stripe may lack more strips than the code can make.
     pub(crate) fn lacks_too_much(&self) -> bool {
         !self.is_counted() || self.census().worst() > self.context.geo.m || self.table().has_lost_pages()
+    }
+
+    /// Has a stripe scrubbed that is listed as unreadable, unless that was tried a moment ago: what could not
+    /// be read may be readable now.
+    pub(crate) fn want_another_try(&self, stripe: Stripe) {
+        let now = self.context.env.now();
+        let mut tried_at = self.tried_at.borrow_mut();
+        if tried_at.len() >= MOST_TRIED {
+            tried_at.retain(|_, at| now.saturating_sub(*at) < ANOTHER_TRY);
+        }
+        if tried_at.get(&stripe).is_some_and(|at| now.saturating_sub(*at) < ANOTHER_TRY) {
+            return;
+        }
+        tried_at.insert(stripe, now);
+        drop(tried_at);
+        self.want_repair(stripe);
+    }
+
+    /// The first stripes from `from` on, at most `most`, that are listed as unreadable and have enough strips.
+    pub(crate) fn listed_from(&self, from: Stripe, most: usize) -> Vec<Stripe> {
+        let listed: Vec<Stripe> = self.map().unreadable().range(from..).take(most).copied().collect();
+        listed.into_iter().filter(|stripe| !self.is_lost(*stripe)).collect()
     }
 
     /// Has a stripe scrubbed: something bad was found in it.

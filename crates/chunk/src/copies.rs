@@ -29,7 +29,7 @@ use format::{
     ANCHOR_BLOCKS, Pieces, SEGMENT_BYTES, SegmentHead, blocks_in, encode_index, index_bytes, put_row,
     row_bytes,
 };
-use penstock_array::{ArrayError, Volume};
+use penstock_array::Volume;
 use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{
     BLOCK_BYTES, Birth, Buf, BufMut, Class, DecodeError, Enc, Env, ErrorKind, FileId, Ino, IoContext,
@@ -50,6 +50,9 @@ const REST: Duration = Duration::from_millis(5);
 const STEP: usize = 64;
 /// Nothing is where an anchor would be.
 const NONE_MADE: &str = "none was made there";
+/// An anchor or a copy is read so often before it counts as one that cannot be, with this pause between.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_secs(5);
 /// Inode numbers below this one are of copies: each is the serial number of one.
 const END: u64 = 1 << 40;
 
@@ -126,6 +129,24 @@ pub struct Copies {
     is_making: Cell<bool>,
 }
 
+/// What was found in the place of an anchor.
+enum Slot {
+    Names(Anchor),
+    /// It was read, and is no anchor.
+    Void,
+    /// It cannot be read, and may be one.
+    Unread(ChunkError),
+}
+
+impl Slot {
+    fn anchor(self) -> Option<Anchor> {
+        match self {
+            Self::Names(anchor) => Some(anchor),
+            Self::Void | Self::Unread(_) => None,
+        }
+    }
+}
+
 /// A copy is being made.
 struct Making<'a>(&'a Cell<bool>);
 
@@ -166,18 +187,13 @@ impl Copies {
             return Err(ChunkError::Invalid("a copy of the map is being made".into()));
         }
         let _making = Making(&self.is_making);
-        let slot = self.oldest().await?;
-        // Also of anchors that name nothing: their copies are freed.
-        for slot in 0..2 {
-            let is_void = self.known.borrow()[slot].is_none();
-            if is_void {
-                self.write_anchor(slot, &[]).await?;
-            }
-        }
-        let serial = self.remove_others().await? + 1;
+        let (slot, may_free) = self.oldest().await?;
+        // Before its copy is freed. The other one stays as it is.
+        write_anchor(&self.anchors, slot, &[]).await?;
+        let serial = self.remove_others(may_free).await? + 1;
         let made = self.write_copy(serial, is_copied).await;
         let anchored = match &made {
-            Ok(anchor) => self.write_anchor(slot, &anchor.encode()).await,
+            Ok(anchor) => write_anchor(&self.anchors, slot, &anchor.encode()).await,
             Err(error) => Err(error.clone()),
         };
         if let Err(error) = anchored {
@@ -192,39 +208,79 @@ impl Copies {
     }
 
     /// The number of the anchor that is to be written over, which counts as void now: one without a copy, one
-    /// whose copy cannot be read, or the older one. Fails if an anchor cannot be read now.
-    async fn oldest(&self) -> Result<usize, ChunkError> {
-        let mut known = [None, None];
-        for (slot, known) in known.iter_mut().enumerate() {
-            *known = match read_anchor(&self.anchors, slot).await {
-                Ok(anchor) => Some(anchor),
-                Err(ChunkError::Row(_) | ChunkError::Invalid(_)) => None,
-                Err(ChunkError::Array(ArrayError::Unreadable { .. } | ArrayError::Damaged { .. })) => None,
-                Err(error) => return Err(error),
-            };
+    /// that is not what was written, one that cannot be read or whose copy cannot, or the older one. False if
+    /// the other one may name a copy that is not known, so that none may be freed.
+    async fn oldest(&self) -> Result<(usize, bool), ChunkError> {
+        let mut slots = [Slot::Void, Slot::Void];
+        for (slot, found) in slots.iter_mut().enumerate() {
+            *found = self.read_slot(slot).await?;
         }
-        let serials = known.each_ref().map(|anchor| anchor.as_ref().map(|anchor: &Anchor| anchor.serial));
-        // None comes first.
-        let (older, newer) = if serials[0] <= serials[1] { (0, 1) } else { (1, 0) };
-        let slot = match &known[newer] {
-            Some(anchor) if !restore::is_whole(self.target.volume(), anchor).await? => {
-                tracing::error!(serial = anchor.serial, "a copy of the map cannot be read any more");
-                newer
+        let may_free = !matches!(slots, [Slot::Unread(_), Slot::Void] | [Slot::Void, Slot::Unread(_)]);
+        let slot = match &slots {
+            [Slot::Unread(why), Slot::Unread(_)] => return Err(why.clone()),
+            [Slot::Void, _] => 0,
+            [_, Slot::Void] => 1,
+            [Slot::Unread(_), Slot::Names(other)] => self.unless_it_is_the_last(0, other).await?,
+            [Slot::Names(other), Slot::Unread(_)] => self.unless_it_is_the_last(1, other).await?,
+            [Slot::Names(first), Slot::Names(second)] => {
+                let (older, newer, anchor) =
+                    if first.serial <= second.serial { (0, 1, second) } else { (1, 0, first) };
+                match self.is_whole(anchor).await? {
+                    true => older,
+                    false => {
+                        tracing::error!(serial = anchor.serial, "a copy of the map cannot be read any more");
+                        newer
+                    }
+                }
             }
-            _ => older,
         };
+        let mut known = slots.map(Slot::anchor);
         known[slot] = None;
         *self.known.borrow_mut() = known;
-        Ok(slot)
+        Ok((slot, may_free))
     }
 
-    /// Writes the bytes of an anchor, durably; none for no anchor.
-    async fn write_anchor(&self, slot: usize, bytes: &[u8]) -> Result<(), ChunkError> {
-        write_anchor(&self.anchors, slot, bytes).await
+    /// The slot of an anchor that cannot be read, if all of the other copy can be.
+    async fn unless_it_is_the_last(&self, slot: usize, other: &Anchor) -> Result<usize, ChunkError> {
+        match self.is_whole(other).await? {
+            true => Ok(slot),
+            false => Err(ChunkError::Invalid(format!(
+                "copy {} of the map cannot be read, nor can the anchor of the other one",
+                other.serial
+            ))),
+        }
     }
 
-    /// Frees all copies without an anchor. Returns the highest number of any.
-    async fn remove_others(&self) -> Result<u64, ChunkError> {
+    /// True if all of a copy can be read, now or in a moment.
+    async fn is_whole(&self, anchor: &Anchor) -> Result<bool, ChunkError> {
+        for _ in 1..TRIES {
+            if restore::is_whole(self.target.volume(), anchor).await? {
+                return Ok(true);
+            }
+            self.env.sleep(PAUSE).await;
+        }
+        restore::is_whole(self.target.volume(), anchor).await
+    }
+
+    /// What an anchor says, now or in a moment. Fails for one of a later release.
+    async fn read_slot(&self, slot: usize) -> Result<Slot, ChunkError> {
+        let mut tries = 1;
+        loop {
+            match read_anchor(&self.anchors, slot).await {
+                Ok(anchor) => return Ok(Slot::Names(anchor)),
+                Err(error) if restore::is_later(&error) => return Err(error),
+                Err(ChunkError::Row(_) | ChunkError::Invalid(_)) => return Ok(Slot::Void),
+                Err(error) if tries == TRIES => return Ok(Slot::Unread(error)),
+                Err(_) => {
+                    tries += 1;
+                    self.env.sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Frees all copies without an anchor, if that may be done. Returns the highest number of any.
+    async fn remove_others(&self, may_free: bool) -> Result<u64, ChunkError> {
         let kept: BTreeSet<u64> = self.known.borrow().iter().flatten().map(|anchor| anchor.serial).collect();
         let mut found = BTreeSet::new();
         let (first, end) = (FileId::main(Ino(0)), FileId::main(Ino(END)));
@@ -237,7 +293,7 @@ impl Copies {
             })
             .await?;
         }
-        for serial in found.iter().filter(|serial| !kept.contains(serial)) {
+        for serial in found.iter().filter(|serial| may_free && !kept.contains(serial)) {
             self.remove(*serial).await?;
         }
         Ok(found.into_iter().chain(kept).max().unwrap_or(0))

@@ -378,9 +378,13 @@ pub enum Fs {
         /// Like `penstock up --accept-loss`
         #[arg(long, requires = "map")]
         accept_loss: bool,
-        /// Also if names and maps can be read: they are made anew all the same
+        /// Also if names and maps can be read, if it is not certain that they are lost, or if a newer copy
+        /// cannot be read
         #[arg(long, requires = "map")]
         force: bool,
+        /// Drives of the store, as for `penstock up`, if they are not where they were
+        #[arg(long, requires = "map", value_name = "PATH,…")]
+        drive: Vec<GivenDrives>,
         /// Repair without asking
         #[arg(long, requires = "repair")]
         yes: bool,

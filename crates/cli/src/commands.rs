@@ -56,8 +56,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Debug(Debug::Bundle { file }) => {
             return bundle::bundle(dir.as_ref(), api.as_ref(), file, json);
         }
-        Command::Fs(Fs::Check { map: true, accept_loss, keep_changed, force, yes, .. }) => {
-            let how = restore::How { accept_loss, keep_changed, force, yes };
+        Command::Fs(Fs::Check { map: true, accept_loss, keep_changed, force, yes, drive, .. }) => {
+            let how = restore::How { accept_loss, keep_changed, force, yes, drive };
             return Ok(fs_restore(dir, how, json).unwrap_or_else(failed));
         }
         Command::Debug(Debug::Inspect { path, log, stripe }) => {
@@ -195,8 +195,9 @@ fn confirmed(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);
     }
-    print!("{question} [y/N] ");
-    std::io::stdout().flush()?;
+    // What is printed to the standard output may be JSON for a program.
+    eprint!("{question} [y/N] ");
+    std::io::stderr().flush()?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

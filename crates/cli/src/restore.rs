@@ -2,16 +2,16 @@
 //! map, and repairs the file system.
 
 use crate::folder::{Folder, named};
+use crate::given::{Given, GivenDrives};
 use crate::show::{self, note, print};
 use crate::up::{Found, open_store, raise_descriptors, wait_for_locks};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_base::Env;
 use penstock_node::{
-    EventFiles, EventKind, FileOwnership, FsCheckReport, Lacking, Newer, Restore, Severity, StartError,
-    StoreFile,
+    EventFiles, EventKind, FileOwnership, FsCheckReport, Lacking, MapRestoreReport, Newer, Restore, Severity,
+    StartError, StoreFile, replace_private_file,
 };
 use penstock_worker::{Worker, block_on};
-use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,12 +22,13 @@ const KEPT: &str = "restored.json";
 const EVENTS: Duration = Duration::from_secs(5);
 
 /// Options of a restore.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct How {
     pub accept_loss: bool,
     pub keep_changed: bool,
     pub force: bool,
     pub yes: bool,
+    pub drive: Vec<GivenDrives>,
 }
 
 /// Restores and repairs the store of this folder, which nobody may serve meanwhile. Without `yes`, `confirm`
@@ -38,32 +39,39 @@ pub fn restore(
     confirm: impl Fn(&str) -> Result<bool>,
     json: bool,
 ) -> Result<FsCheckReport> {
-    let How { accept_loss, keep_changed, force, yes } = how;
+    let How { accept_loss, keep_changed, force, yes, drive } = how;
     let dir = named(None, dir)?;
-    if !dir.join("drives").exists() && !dir.join("store.json").exists() {
-        bail!("there is no store in {}", dir.display());
+    if !dir.join("drives").exists() && !dir.join("store.json").exists() && drive.is_empty() {
+        bail!("there is no store in {}; --drive says where its drives are", dir.display());
     }
     let folder = Folder::lock(&dir)?;
     raise_descriptors();
     let env = Worker::env()?;
+    let given = Given::of(&drive)?;
     let lacking = if accept_loss { Lacking::Accept } else { Lacking::Refuse };
     let newer = if keep_changed { Newer::Stay } else { Newer::AreCollected };
-    let go = |is_confirmed| {
-        let how = (lacking, Restore { newer, is_confirmed, is_forced: force });
-        block_on(run(&env, &folder, how)).map_err(|error| anyhow!("no worker: {error}"))?
+    let go = |is_confirmed, may_pass_over| {
+        let how = (lacking, Restore { newer, is_confirmed, may_pass_over, is_forced: force });
+        block_on(run(&env, &folder, given.as_ref(), how)).map_err(|error| anyhow!("no worker: {error}"))?
     };
     if accept_loss && !yes && !confirm("--accept-loss gives up for good what only drives have that are away")?
     {
         bail!("nothing was changed; --yes goes on without a question");
     }
-    let report = match go(yes) {
+    // Whatever is answered, nothing is given up before the list of files is in the folder.
+    let report = match go(false, force) {
         Err(error) => match error.downcast_ref() {
-            Some(StartError::Unconfirmed(why)) => {
+            Some(StartError::Unconfirmed { why, preview }) => {
                 let back = "they are set back to that copy, and the file system is repaired";
-                match confirm(&format!("{why}\n{back}"))? {
-                    true => go(true)?,
-                    false => bail!("nothing was restored; --yes goes on without a question"),
+                let asked = !yes && confirm(&format!("{why}\n{back}"))?;
+                if !yes && !asked {
+                    bail!("nothing was restored; --yes goes on without a question");
                 }
+                if yes {
+                    note!("{why}");
+                }
+                keep(&folder, &serde_json::json!({ "restored": preview }))?;
+                go(true, asked || force)?
             }
             _ => return Err(error),
         },
@@ -72,38 +80,70 @@ pub fn restore(
     print(json, &report, show::check)?;
     if report.restored.is_some() {
         keep(&folder, &report)?;
+        note!("the list of files is in {}", folder.path.join(KEPT).display());
     }
-    note!("the list of files is in {}", folder.path.join(KEPT).display());
     Ok(report)
 }
 
-/// Writes a report to the folder, durably. If the repair is interrupted, it is the only one with the files.
+/// Writes a report with that of a restore to the folder, durably. It names files of all users.
 fn keep(folder: &Folder, report: &impl serde::Serialize) -> Result<()> {
-    let path = folder.path.join(KEPT);
-    let write = || {
-        let mut file = std::fs::File::create(&path)?;
-        file.write_all(&serde_json::to_vec_pretty(report)?)?;
-        file.sync_all()
-    };
-    write().with_context(|| format!("{} cannot be written", path.display()))
+    let (path, bytes) = (folder.path.join(KEPT), serde_json::to_vec_pretty(report)?);
+    replace_private_file(&path, &bytes).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-async fn run(env: &Env, folder: &Folder, (lacking, restore): (Lacking, Restore)) -> Result<FsCheckReport> {
-    let Some(file) = StoreFile::load(&folder.path).map_err(|why| anyhow!(why))? else {
-        bail!("this folder has no store: `penstock up` starts one from its drives first");
-    };
+/// The report of a restore that was interrupted before its repair; none if there is none.
+fn kept(folder: &Folder) -> Result<Option<MapRestoreReport>> {
+    #[derive(serde::Deserialize)]
+    struct Kept {
+        restored: MapRestoreReport,
+    }
+    let path = folder.path.join(KEPT);
+    match std::fs::read(&path) {
+        Ok(bytes) => {
+            let kept: Kept = serde_json::from_slice(&bytes)
+                .with_context(|| format!("{} cannot be understood", path.display()))?;
+            Ok(Some(kept.restored))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("{} cannot be read", path.display())),
+    }
+}
+
+async fn run(
+    env: &Env,
+    folder: &Folder,
+    given: Option<&Given>,
+    (lacking, restore): (Lacking, Restore),
+) -> Result<FsCheckReport> {
+    let file = StoreFile::load(&folder.path).map_err(|why| anyhow!(why))?;
     let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
-    let found = Found::of(folder, Some(file));
+    let is_recorded = file.is_some();
+    let mut found = Found::of(folder, file);
+    found.add_given(given);
     wait_for_locks(&found.paths);
     note!("reading the copy of the map");
-    let kept = EventFiles::open(&folder.path).map_err(|why| anyhow!(why))?;
+    let events = EventFiles::open(&folder.path).map_err(|why| anyhow!(why))?;
     let node = open_store(env, found, ownership, (lacking, Some(restore))).await?;
-    node.keep_events(kept);
-    if let Some(restored) = node.restored().await? {
-        keep(folder, &serde_json::json!({ "restored": restored }))?;
+    node.keep_events(events);
+    if !is_recorded {
+        StoreFile::of(node.drive_set()).save(&folder.path).map_err(|why| anyhow!(why))?;
     }
+    let earlier = match node.restored().await? {
+        Some(restored) => {
+            keep(folder, &serde_json::json!({ "restored": restored }))?;
+            None
+        }
+        // An earlier restore, whose repair was interrupted.
+        None => kept(folder).unwrap_or_else(|error| {
+            note!("the list of files is lost: {error:#}");
+            None
+        }),
+    };
     note!("the rows are restored; repairing the file system");
-    let repaired = node.repair_fs().await;
+    let mut repaired = node.repair_fs().await;
+    if let (Ok(report), Some(earlier)) = (&mut repaired, earlier) {
+        report.restored = Some(node.with_paths(earlier).await?);
+    }
     let closed = node.close().await;
     if closed.is_ok() {
         node.events().add(Severity::Info, EventKind::Stopped, "node", "stopped after a restore");

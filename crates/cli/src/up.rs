@@ -286,6 +286,13 @@ impl Found {
         let paths = candidate_paths(folder, file.as_ref());
         Self { paths, store: file.as_ref().and_then(StoreFile::store_id), file, is_found_on_given: false }
     }
+
+    /// Those that were named too: a store that is there already may have moved to them.
+    pub fn add_given(&mut self, given: Option<&Given>) {
+        let given = given.into_iter().flat_map(Given::paths).filter(|path| !self.paths.contains(path));
+        let given: Vec<String> = given.cloned().collect();
+        self.paths.extend(given);
+    }
 }
 
 /// Opens the store on these drives, or makes its key-value store anew from a copy of the map.
@@ -309,10 +316,7 @@ pub async fn open_store(
 async fn open_or_create(env: &Env, folder: &Folder, options: &Up) -> Result<Rc<Node>> {
     let backing: Rc<dyn Backing> = Rc::new(FileBacking);
     let mut found = Found::of(folder, StoreFile::load(&folder.path).map_err(|why| anyhow!(why))?);
-    // A store that is there already may have moved to them.
-    let given = Given::of(&options.drive)?;
-    let given = given.iter().flat_map(Given::paths).filter(|path| !found.paths.contains(path)).cloned();
-    found.paths.extend(given.collect::<Vec<_>>());
+    found.add_given(Given::of(&options.drive)?.as_ref());
     wait_for_locks(&found.paths);
     let ownership = Rc::new(FileOwnership::open(&folder.path).map_err(|why| anyhow!(why))?);
     let holding = match &found.file {

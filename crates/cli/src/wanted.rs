@@ -4,7 +4,8 @@ use crate::args::Up;
 use crate::folder::Folder;
 use crate::given::Given;
 use anyhow::{Context, Result, bail};
-use penstock_node::{Level, NewDrives, Plan, StoreSpec};
+use penstock_node::{FileBacking, Level, NewDrives, Plan, StoreSpec, check_new_drives};
+use penstock_worker::{Worker, block_on};
 use std::process::ExitCode;
 
 /// Drives of a new store if nothing is said of them.
@@ -96,6 +97,10 @@ pub fn dry_run(options: &Up, json: bool) -> Result<ExitCode> {
     let [read, write] = options.rates[..] else { bail!("--rates takes two rates") };
     if read == 0 || write == 0 {
         bail!("--rates: a drive reads and writes something");
+    }
+    if let Some(given) = &wanted.given {
+        let drives = NewDrives::Given(given.paths().to_vec());
+        block_on(check_new_drives(&Worker::env()?, &FileBacking, &drives))??;
     }
     let report = wanted.spec.report(&wanted.plan, read, write)?;
     assert!(report.usable_bytes < report.raw_bytes, "{report:?}");

@@ -31,11 +31,26 @@ pub(crate) enum Answer {
     Bytes(Vec<u8>),
 }
 
+/// Why a request was not carried out.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    /// What is on the drives cannot be read, or is not what was written.
+    pub(crate) is_damage: bool,
+    pub(crate) why: String,
+}
+
+impl From<Refusal> for io::Error {
+    fn from(Refusal { is_damage, why }: Refusal) -> Self {
+        let kind = if is_damage { io::ErrorKind::InvalidData } else { io::ErrorKind::Other };
+        io::Error::new(kind, why)
+    }
+}
+
 /// A message from an engine thread to the worker.
 #[derive(Debug)]
 pub(crate) enum FromLane {
     /// A request of the backend. The thread waits for the answer.
-    Ask(Ask, SyncSender<Result<Answer, String>>),
+    Ask(Ask, SyncSender<Result<Answer, Refusal>>),
     /// The job is done and its result is sent.
     JobDone,
 }
@@ -65,7 +80,7 @@ impl Backend {
         let (reply, answer) = std::sync::mpsc::sync_channel(1);
         let gone = || io::Error::other("the worker is gone");
         self.worker.send(FromLane::Ask(ask, reply)).map_err(|_| gone())?;
-        answer.recv().map_err(|_| gone())?.map_err(io::Error::other)
+        Ok(answer.recv().map_err(|_| gone())??)
     }
 
     fn collected(&self) -> MutexGuard<'_, Collected> {
@@ -168,7 +183,7 @@ mod tests {
             while let Some(request) = requests.blocking_recv() {
                 let FromLane::Ask(ask, answer) = request else { continue };
                 let _ = answer.send(match ask {
-                    Ask::Write(_) => Err("the volume is full".into()),
+                    Ask::Write(_) => Err(Refusal { is_damage: false, why: "the volume is full".into() }),
                     Ask::Read(_, len) => Ok(Answer::Bytes(vec![0; len])),
                     _ => Ok(Answer::Done),
                 });

@@ -4,7 +4,7 @@ use crate::journal::Mark;
 use crate::lane::{Job, Lanes, Mode, Outcome};
 use crate::volume::VolumeFile;
 use crate::{Columns, KvError, Row, WriteSet};
-use penstock_array::{ArrayError, Volume};
+use penstock_array::Volume;
 use penstock_base::Env;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -53,18 +53,20 @@ pub struct RedbKv {
 impl RedbKv {
     /// Opens the store on `volume`. An empty volume gets an empty store.
     pub async fn open(env: &Env, volume: Volume, mode: Mode) -> Result<Rc<Self>, KvError> {
-        let engine = |error: ArrayError| match error {
-            ArrayError::Decode(error) => error.into(),
-            error => KvError::Engine(error.to_string()),
-        };
-        let file = Rc::new(VolumeFile::open(volume).await.map_err(engine)?);
+        let file = Rc::new(VolumeFile::open(volume).await?);
         let lanes = Lanes::start(env, mode, file.clone())
             .map_err(|error| KvError::Engine(format!("no thread: {error}")))?;
-        let (used_bytes, mark) = match lanes.write(Job::Open).await? {
-            Outcome::Opened { used_bytes, mark } => (used_bytes, mark),
-            other => return Err(KvError::Engine(format!("unexpected {other:?}"))),
+        let opened = async {
+            match lanes.write(Job::Open).await? {
+                Outcome::Opened { used_bytes, mark } => {
+                    file.flush().await?;
+                    Ok((used_bytes, mark))
+                }
+                other => Err(KvError::Engine(format!("unexpected {other:?}"))),
+            }
         };
-        file.flush().await.map_err(engine)?;
+        // Otherwise it may write when it closes, which is later.
+        let (used_bytes, mark) = opened.await.inspect_err(|_| file.retire())?;
         let (used_bytes, broken) = (Cell::new(used_bytes), OnceCell::new());
         Ok(Rc::new(Self { lanes, file, mark, used_bytes, broken }))
     }
@@ -88,7 +90,7 @@ impl RedbKv {
     }
 
     fn watch<T>(&self, result: Result<T, KvError>) -> Result<T, KvError> {
-        if let Err(KvError::Engine(why)) = &result
+        if let Err(KvError::Engine(why) | KvError::Corrupt(why)) = &result
             && self.broken.set(why.clone()).is_ok()
         {
             tracing::error!(why, "the key-value engine failed; the services that use it stop");
@@ -111,7 +113,7 @@ impl RedbKv {
     /// Makes everything written to the volume durable.
     pub(crate) async fn flush(&self) -> Result<(), KvError> {
         self.check()?;
-        self.watch(self.file.flush().await.map_err(|error| KvError::Engine(error.to_string())))
+        self.watch(self.file.flush().await.map_err(KvError::from))
     }
 
     /// The values of several keys, as they were at one moment.

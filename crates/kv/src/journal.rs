@@ -117,7 +117,7 @@ impl Ring {
         let at = usize::try_from(block).ok().and_then(|block| block.checked_mul(BLOCK_BYTES));
         let Some(bytes) = at.and_then(|at| self.bytes.get(at..)) else { return Ok(None) };
         if self.unreadable.contains(&block) {
-            return Err(KvError::Engine(format!("journal: block {block}: {}", self.why)));
+            return Err(KvError::Corrupt(format!("journal: block {block}: {}", self.why)));
         }
         match Framed::read(bytes) {
             Ok(record) => Ok(Some(record).filter(|record| (record.incarnation, record.sequence) == wanted)),
@@ -128,7 +128,7 @@ impl Ring {
                     if (incarnation, sequence) == wanted
                         && self.unreadable.range(block..block.saturating_add(blocks)).next().is_some() =>
                 {
-                    Err(KvError::Engine(format!("journal: record {sequence}: {}", self.why)))
+                    Err(KvError::Corrupt(format!("journal: record {sequence}: {}", self.why)))
                 }
                 _ => Ok(None),
             },
@@ -256,7 +256,7 @@ impl Journal {
 
     /// The changes of all records after `mark`, in order. Fails if one of them is of a later release.
     pub(crate) async fn replay(file: &VolumeFile, mark: Mark) -> Result<WriteSet, KvError> {
-        changes_after(&Ring::new(file.read_journal().await.map_err(failed)?), mark)
+        changes_after(&Ring::new(file.read_journal().await.map_err(KvError::from)?), mark)
     }
 
     /// A mark that makes void all records made until now.
@@ -315,12 +315,8 @@ impl Journal {
     /// Writes a record. It is durable after the volume's next flush.
     pub(crate) async fn write(&self, placed: Placed) -> Result<(), KvError> {
         let bytes = BufMut::padded_from(&placed.bytes).freeze();
-        self.file.write_journal(placed.block, &bytes).await.map_err(failed)
+        self.file.write_journal(placed.block, &bytes).await.map_err(KvError::from)
     }
-}
-
-fn failed(error: ArrayError) -> KvError {
-    KvError::Engine(format!("journal: {error}"))
 }
 
 /// The changes of all records of a ring after `mark`, in order. Fails if one of them cannot be read, or not

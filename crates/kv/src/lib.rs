@@ -30,6 +30,7 @@ pub use lane::Mode;
 pub use memory::MemKv;
 pub use scan::{Pages, Range, for_each, for_each_key};
 
+use penstock_array::ArrayError;
 use penstock_base::{ErrorKind, LocalBoxFuture};
 use std::collections::BTreeMap;
 
@@ -192,6 +193,9 @@ pub enum KvError {
     /// The engine failed or stopped. The store must be opened again.
     #[error("the key-value engine failed: {0}")]
     Engine(String),
+    /// The contents of the store cannot be read, or are not what was written. The engine must be opened again.
+    #[error("the key-value store is damaged: {0}")]
+    Corrupt(String),
     /// The store has a structure of a later release: nothing is wrong with it.
     #[error("the key-value store is of a later release: {0}")]
     Later(penstock_base::DecodeError),
@@ -204,9 +208,26 @@ impl From<penstock_base::DecodeError> for KvError {
     fn from(error: penstock_base::DecodeError) -> Self {
         match error {
             penstock_base::DecodeError::Unknown { .. } => Self::Later(error),
+            error => Self::Corrupt(error.to_string()),
+        }
+    }
+}
+
+impl From<ArrayError> for KvError {
+    fn from(error: ArrayError) -> Self {
+        match error {
+            ArrayError::Decode(error) => error.into(),
+            error if is_damage(&error) => Self::Corrupt(error.to_string()),
             error => Self::Engine(error.to_string()),
         }
     }
+}
+
+/// True if what is on the drives cannot be read, or is not what was written; false if a drive, the host or this
+/// process is the reason.
+pub(crate) fn is_damage(error: &ArrayError) -> bool {
+    use ArrayError::{Damaged, Decode, Disagrees, Unreadable};
+    matches!(error, Unreadable { .. } | Disagrees { .. } | Damaged { .. } | Decode(_))
 }
 
 impl KvError {
@@ -214,7 +235,7 @@ impl KvError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSpace { .. } | Self::TooLong { .. } => ErrorKind::NoSpace,
-            Self::Engine(_) | Self::Later(_) | Self::Closed => ErrorKind::Internal,
+            Self::Engine(_) | Self::Corrupt(_) | Self::Later(_) | Self::Closed => ErrorKind::Internal,
         }
     }
 }

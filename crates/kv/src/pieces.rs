@@ -7,6 +7,7 @@
 //! change in one transaction.
 
 use crate::KvError;
+use crate::lane::engine;
 use penstock_base::num::to_u32;
 use redb::{ReadableTable, Table};
 
@@ -24,10 +25,6 @@ const IN_PIECES: u8 = 1;
 
 type Bytes = &'static [u8];
 
-fn engine(error: impl std::fmt::Display) -> KvError {
-    KvError::Engine(error.to_string())
-}
-
 /// The value in a row of redb: the bytes themselves, or the length of a value that is in pieces.
 enum Head<'a> {
     Whole(&'a [u8]),
@@ -41,7 +38,7 @@ impl<'a> Head<'a> {
             Some((&IN_PIECES, len)) if len.len() == 4 => {
                 Ok(Self::InPieces(u32::from_le_bytes([len[0], len[1], len[2], len[3]]) as usize))
             }
-            _ => Err(engine("a row whose value is neither whole nor in pieces")),
+            _ => Err(KvError::Corrupt("a row whose value is neither whole nor in pieces".into())),
         }
     }
 
@@ -146,7 +143,7 @@ pub(crate) fn value(
     }
     match value.len() == len {
         true => Ok(value),
-        false => Err(engine(format!("a row of {len} bytes has pieces of {} bytes", value.len()))),
+        false => Err(KvError::Corrupt(format!("a row of {len} bytes has pieces of {} bytes", value.len()))),
     }
 }
 

@@ -245,6 +245,7 @@ impl VolumeFile {
         assert!(first < last && skip + bytes.len() <= whole.len(), "the blocks hold the bytes");
         whole.as_mut()[skip..skip + bytes.len()].copy_from_slice(bytes);
         let whole: Buf = whole.freeze();
+        self.check_in_use()?;
         self.volume.write(self.file_at() + first, &whole, &crc32c_blocks(&whole)).await
     }
 

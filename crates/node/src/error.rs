@@ -1,5 +1,6 @@
 //! Errors of a start and of an administrator's requests.
 
+use crate::report::MapRestoreReport;
 use penstock_array::ArrayError;
 
 /// Reason why a store does not start.
@@ -9,8 +10,13 @@ pub enum StartError {
     #[error("{0}")]
     Refused(String),
     /// A restore is possible, and was not confirmed: nothing was restored.
-    #[error("{0}")]
-    Unconfirmed(String),
+    #[error("{why}")]
+    Unconfirmed {
+        /// Why it is necessary, and what may be lost by it.
+        why: String,
+        /// What it would do. Files have no paths yet.
+        preview: Box<MapRestoreReport>,
+    },
     /// No drive of a store was found.
     #[error("no drive of a store was found: {0}")]
     NoStore(String),

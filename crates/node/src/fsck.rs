@@ -106,6 +106,16 @@ impl Node {
         Ok(Some(restore_report(&restored, paths)))
     }
 
+    /// An earlier report of a restore with the paths that its files have now.
+    pub async fn with_paths(&self, mut report: MapRestoreReport) -> Result<MapRestoreReport, AdminError> {
+        let all = || report.listed_files.iter().chain(&report.newer_file);
+        let mut paths = self.meta.find_paths(&all().map(|file| Ino(file.inode)).collect()).await?;
+        for file in report.listed_files.iter_mut().chain(&mut report.newer_file) {
+            file.paths = paths.remove(&Ino(file.inode)).unwrap_or_default();
+        }
+        Ok(report)
+    }
+
     /// Progress of a running check or repair; none if none runs.
     pub(crate) fn check_progress(&self) -> Option<FsCheckProgress> {
         let progress = self.meta.check_progress()?;

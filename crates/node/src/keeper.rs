@@ -3,15 +3,26 @@
 use penstock_base::LocalBoxFuture;
 use penstock_worker::blocking;
 use std::cell::Cell;
+use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Replaces a file as a whole: after a power cut it is the old one or the new one.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    replace(path, bytes, 0o644)
+}
+
+/// Like [`replace_file`], with a file that nobody else may read.
+pub fn replace_private_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    replace(path, bytes, 0o600)
+}
+
+fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     let beside = path.with_extension("new");
-    let mut file = std::fs::File::create(&beside)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&beside, path)?;

@@ -5,7 +5,7 @@
 //! Arrays with their labels are written first and superblocks last, so a power cut while a store is made
 //! leaves drives without superblocks, which are never taken for a store.
 
-use crate::backing::{Backing, Found, check_blank, read_superblock};
+use crate::backing::{ANSWER, Backing, Found, check_blank, read_superblock};
 use crate::error::StartError;
 use crate::holding::Holding;
 use crate::plan::Plan;
@@ -16,7 +16,7 @@ use penstock_base::env::random_id;
 use penstock_base::num::{to_u16, to_u32};
 use penstock_base::{BLOCK_BYTES, DriveId, Env, PoolId, StoreId};
 use penstock_drive::superblock::{self, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError};
-use penstock_drive::{DriveHandle, Slice};
+use penstock_drive::{Drive, DriveHandle, Slice};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -210,6 +210,66 @@ impl NewDrives {
     }
 }
 
+/// Refuses drives that are not blank, or not there if they are given, and changes nothing. Returns the drives
+/// that the interrupted making of a store left, with their paths.
+async fn refuse_used<'a>(
+    env: &Env,
+    backing: &dyn Backing,
+    drives: &'a NewDrives,
+    found: &Holding,
+) -> Result<Vec<(&'a String, Rc<dyn Drive>)>, StartError> {
+    let are_given = matches!(drives, NewDrives::Given(_));
+    let mut to_clear = Vec::new();
+    for path in drives.paths() {
+        let what = backing.look(path).map_err(StartError::Refused)?;
+        match what {
+            Found::Nothing if are_given => {
+                return Err(StartError::Refused(format!("there is nothing at {path}; nothing was changed")));
+            }
+            Found::Nothing => continue,
+            Found::EmptyFile | Found::File | Found::Device => {}
+        }
+        let drive = backing.open(path).map_err(StartError::Refused)?;
+        let read = read_superblock(env, &*drive).await;
+        let is_free = match read.ok_or_else(|| format!("{path}: no answer within {ANSWER:?}")) {
+            // A file with contents may have some that are not seen at its ends.
+            Ok(Err(SuperblockError::Blank))
+                if are_given && what == Found::File && *found != Holding::Unfinished =>
+            {
+                Err(format!("{path} is a file with contents"))
+            }
+            Ok(Err(SuperblockError::Blank)) => check_blank(env, path, &*drive).await,
+            Ok(Err(SuperblockError::Shrunk { found: 0, .. })) => Ok(()),
+            Ok(Ok(_)) if *found == Holding::Unfinished => {
+                to_clear.push((path, drive.clone()));
+                Ok(())
+            }
+            Ok(Ok(known)) => Err(format!("{path} is drive {} of store {}", known.drive, known.store)),
+            Ok(Err(error)) => Err(format!("{path}: {error}")),
+            Err(why) => Err(why),
+        };
+        if let Err(why) = is_free {
+            let advice = match what {
+                Found::Device => "write zeros over the first and the last 2 MiB of the device",
+                _ => "remove the file; `truncate --size SIZE FILE` makes an empty one",
+            };
+            return Err(StartError::Refused(format!(
+                "{why}; nothing was changed. If nobody wants what is there, {advice}"
+            )));
+        }
+    }
+    Ok(to_clear)
+}
+
+/// Refuses drives that a store cannot be made on, as [`create_store`] would, and changes nothing.
+pub async fn check_new_drives(
+    env: &Env,
+    backing: &dyn Backing,
+    drives: &NewDrives,
+) -> Result<(), StartError> {
+    refuse_used(env, backing, drives, &Holding::Nothing).await.map(drop)
+}
+
 /// Makes a store on drives where nothing exists or the drives are blank. Returns its identifier. If `found`
 /// says that the making of a store was interrupted, its drives are made again.
 pub async fn create_store(
@@ -240,38 +300,7 @@ pub async fn create_store(
             paths.len()
         )));
     }
-    let mut to_clear = Vec::new();
-    for path in paths {
-        let what = backing.look(path).map_err(StartError::Refused)?;
-        match what {
-            Found::Nothing if are_given => {
-                return Err(StartError::Refused(format!("there is nothing at {path}; nothing was changed")));
-            }
-            Found::Nothing => continue,
-            Found::EmptyFile | Found::File | Found::Device => {}
-        }
-        let drive = backing.open(path).map_err(StartError::Refused)?;
-        let is_free = match read_superblock(env, &*drive).await {
-            // A file with contents may have some that are not seen at its ends.
-            Some(Err(SuperblockError::Blank))
-                if are_given && what == Found::File && *found != Holding::Unfinished =>
-            {
-                false
-            }
-            Some(Err(SuperblockError::Blank)) => check_blank(env, path, &*drive).await.is_ok(),
-            Some(Err(SuperblockError::Shrunk { found: 0, .. })) => true,
-            Some(Ok(_)) if *found == Holding::Unfinished => {
-                to_clear.push((path, drive.clone()));
-                true
-            }
-            _ => false,
-        };
-        if !is_free {
-            return Err(StartError::Refused(format!(
-                "{path} is not blank, or does not answer; nothing was changed. If nobody wants what is there, write zeros over the first and the last 2 MiB of a device, or remove a file"
-            )));
-        }
-    }
+    let to_clear = refuse_used(env, backing, drives, found).await?;
     for (path, drive) in to_clear {
         // If this is cut as well, the drive is not taken for one of the store that is made now.
         superblock::clear(&*drive).await.map_err(|error| StartError::Refused(format!("{path}: {error}")))?;

@@ -276,16 +276,18 @@ pub(crate) fn greet_drives(node: &Node) {
     for drive in node.drives().iter() {
         let object = drive_object(drive.id());
         let of_it = |kind: EventKind| matches!(kind, DriveBack | DriveFailed | DriveMissing | DriveReplaced);
-        let before =
-            node.events.newest(|event| event.object == object && of_it(event.kind)).map(|event| event.kind);
-        let was_away = matches!(before, Some(DriveMissing | DriveFailed));
-        match drive.state() {
-            DriveState::Online if was_away => {
+        let before = node.events.newest(|event| event.object == object && of_it(event.kind));
+        match (drive.state(), before) {
+            (DriveState::Online, Some(event)) if event.kind == DriveFailed => {
+                let text = format!("in use again at {}, and was failed before: {}", drive.path(), event.text);
+                node.events.add(Severity::Warning, DriveBack, object, text);
+            }
+            (DriveState::Online, Some(event)) if event.kind == DriveMissing => {
                 let text = format!("in use again at {}", drive.path());
                 node.events.add(Severity::Info, DriveBack, object, text);
             }
-            DriveState::Online => {}
-            state => node.events.add(Severity::Warning, DriveMissing, object, state.reason()),
+            (DriveState::Online, _) => {}
+            (state, _) => node.events.add(Severity::Warning, DriveMissing, object, state.reason()),
         }
     }
     let health = node.health();

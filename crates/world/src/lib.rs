@@ -232,7 +232,12 @@ impl Site {
             lacking: Lacking::Refuse,
             // In every other start no page stays in memory that can be read again.
             table_memory: (world.below(2) == 1).then_some(1),
-            restore: self.restore.get().map(|newer| Restore { newer, is_confirmed: true, is_forced: false }),
+            restore: self.restore.get().map(|newer| Restore {
+                newer,
+                is_confirmed: true,
+                may_pass_over: true,
+                is_forced: false,
+            }),
         };
         let node = how.open(&env, backing, candidates, self.ownership.clone()).await?;
         let client = Client::connect(&env, InProcess::new(node.clone()), "test")

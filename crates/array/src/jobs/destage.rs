@@ -1,12 +1,12 @@
 //! Destage: writes data from the log into the strips.
 //!
 //! Into an unwritten stripe all strips are written with one version, flushed, and then recorded, like a fresh
-//! write. Into a written stripe everything that will be written (data, parity and trailers, by ranges of
+//! write. Into a written stripe everything that will be written (data, parity and trailers, by groups of
 //! columns) goes to the log first and is durable before the first strip is touched. Replay writes it again,
 //! and never computes parity from strips that it finds after a crash.
 //!
 //! Oldest entries first, so that the log's tail moves. Bounds: a batch has at most [`BATCH`] stripes, and a
-//! range of columns fits in a record.
+//! group of columns fits in a record.
 //!
 //! One bad block delays no other. A column that lacks too many strips cannot be destaged. The columns beside
 //! it are destaged; then the stripe is parked, listed as unreadable, and passed over. When the log's tail
@@ -35,14 +35,13 @@ use crate::stripes::Stripes;
 use crate::stripes::map::PendingFresh;
 use crate::stripes::overlay::DirtyBlock;
 use crate::strips::{Part, StripWrite, Strips};
-use columns::column_ranges;
+use columns::{Group, column_groups, column_ranges, parts_of, within};
 use futures_util::future::{join_all, select};
 use penstock_base::num::to_usize;
 use penstock_base::rank::{RankedMutex, scoped};
 use penstock_base::{BLOCK_BYTES, BufMut, Stripe, Version, ZERO_BLOCK_CRC};
 use penstock_drive::Io;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -312,27 +311,25 @@ impl Destage {
 
     /// Destages the columns that can be; a stripe with others is parked.
     async fn destage_in_place(&self, stripe: Stripe, dirty: DirtyColumns) -> Outcome {
-        let columns: BTreeSet<u32> = dirty.keys().map(|(_, column)| *column).collect();
-        let mut ranges: VecDeque<Range<u32>> = column_ranges(&self.context.geo, &columns).into();
+        let mut groups: VecDeque<Group> = column_groups(&self.context.geo, &dirty).into();
         let mut done =
             Written { stripe, blocks: Vec::new(), segments: Vec::new(), fresh: None, parked: false };
         let mut error = None;
-        while let Some(range) = ranges.pop_front() {
-            let within = dirty.iter().filter(|((_, column), _)| range.contains(column));
-            let part: DirtyColumns = within.map(|(place, block)| (*place, block.clone())).collect();
-            match self.destage_columns(stripe, range.clone(), &part).await {
+        while let Some(group) = groups.pop_front() {
+            let part = within(&dirty, &group);
+            match self.destage_columns(stripe, &group, &part).await {
                 Ok(segment) => {
                     done.segments.push(segment);
                     let block = |position, column| self.context.geo.block_of(position, column);
                     done.blocks
                         .extend(part.into_iter().map(|((at, column), dirty)| (block(at, column), dirty)));
                 }
-                // One of its columns lacks strips; the others need not.
-                Err(ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. }) if range.len() > 1 => {
-                    let single = columns.range(range).map(|column| *column..column + 1);
-                    single.rev().for_each(|column| ranges.push_front(column));
-                }
                 Err(why @ (ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. })) => {
+                    // One of its columns lacks strips; the others need not.
+                    if let Some(parts) = parts_of(&group, &part) {
+                        parts.into_iter().rev().for_each(|part| groups.push_front(part));
+                        continue;
+                    }
                     if !done.parked {
                         self.stripes.map_mut().set_unreadable(stripe);
                         tracing::error!(array = self.context.name, %stripe, %why, "a stripe cannot be destaged");

@@ -35,7 +35,7 @@ use crate::stripes::census::StripeState;
 use crate::stripes::load::{END, Unread};
 use crate::stripes::promises::Target;
 use crate::stripes::table::StripeTable;
-use crate::strips::{Found, Part, StripWrite, Strips};
+use crate::strips::{Part, StripWrite, Strips};
 use futures_util::StreamExt;
 use futures_util::future::{Either, join_all, select};
 use futures_util::stream::FuturesUnordered;
@@ -689,31 +689,43 @@ impl Rebuild {
             return Ok(None);
         }
         let moves = self.stripes.moves(stripe);
-        let targets = match pass {
+        let mut targets = match pass {
             Pass::Lacking(_) => self.lost(stripe, moves),
             Pass::Back => self.strays(stripe, moves),
         };
         if targets.is_empty() {
             return Ok(None);
         }
-        let positions: Vec<Position> = targets.iter().map(|(position, _)| *position).collect();
-        let all = 0..self.context.geo.strip_blocks;
+        let positions_of = |targets: &[(Position, Target)]| -> Vec<Position> {
+            targets.iter().map(|(position, _)| *position).collect()
+        };
+        let positions = positions_of(&targets);
         let io = IO.at("rebuild.read");
         let distinct: Positions = positions.iter().copied().collect();
         assert_eq!(distinct.len(), targets.len(), "a strip is made once");
         let reading = self.state.reading.acquire().await.expect("it is never closed");
         let parts = match pass {
-            Pass::Lacking(_) if distinct.without(self.stripes.stale(stripe)).is_empty() => {
-                self.strips.remake(stripe, &positions, io).await?
+            Pass::Lacking(_) => {
+                let stale = self.stripes.stale(stripe);
+                // Strips that are away may come back, with blocks that nobody else has.
+                let away = self.lacking(stripe).without(stale);
+                match self.strips.remake(stripe, &positions, away, io).await {
+                    Err(ArrayError::Unreadable { .. })
+                        if !away.is_empty() && !distinct.common(stale).is_empty() =>
+                    {
+                        targets.retain(|(position, _)| stale.contains(*position));
+                        self.strips.remake(stripe, &positions_of(&targets), Positions::NONE, io).await?
+                    }
+                    made => made?,
+                }
             }
-            Pass::Lacking(_) => self.strips.recover(stripe, &positions, &all, Found::default(), io).await?,
             Pass::Back => {
-                let read = |at: &Position| self.strips.read_or_recover(stripe, *at, &all, io);
+                let read = |at: &Position| self.strips.read_as_it_is(stripe, *at, io);
                 join_all(positions.iter().map(read)).await.into_iter().collect::<Result<_, _>>()?
             }
         };
         drop(reading);
-        assert_eq!(parts.len(), positions.len(), "every strip was made");
+        assert_eq!(parts.len(), targets.len(), "every strip was made");
         let version = self.stripes.versions.next().await?;
         let mut lives = Vec::new();
         for ((position, target), part) in targets.iter().zip(&parts) {

@@ -8,9 +8,16 @@ use crate::error::ArrayError;
 use crate::members::Members;
 use crate::stripes::Stripes;
 use futures_util::future::select;
+use penstock_base::Stripe;
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
+
+/// Time before stripes that are listed as unreadable are tried again.
+const LISTED: Duration = Duration::from_secs(600);
+/// Listed stripes that are tried at a time.
+const AT_A_TIME: usize = 64;
 
 /// The repair task of one array.
 pub(crate) struct Repair {
@@ -26,6 +33,7 @@ impl Repair {
     pub(crate) async fn run(self: Rc<Self>) {
         let env = &self.context.env;
         let mut metadata_at = env.now();
+        let (mut listed_at, mut listed_from) = (env.now() + LISTED, Stripe(0));
         // Stripes that wait until writes are not suspended any more.
         let mut later = BTreeSet::new();
         while !self.context.is_closed() {
@@ -36,6 +44,13 @@ impl Repair {
                 }
                 metadata_at = env.now() + RETRY;
             }
+            // What could not be read for a moment is read some time, and blocks that were lost are made.
+            if env.now() >= listed_at {
+                let listed = self.stripes.listed_from(listed_from, AT_A_TIME);
+                listed_from = listed.last().map_or(Stripe(0), |last| last.next());
+                listed.into_iter().for_each(|stripe| self.stripes.want_another_try(stripe));
+                listed_at = env.now() + LISTED;
+            }
             let next = self.stripes.next_to_repair();
             if next.is_none() && !later.is_empty() {
                 env.sleep(RETRY).await;
@@ -44,17 +59,19 @@ impl Repair {
             }
             let Some(stripe) = next else {
                 let woken = pin!(self.context.signals.repair.notified());
-                match self.members.is_metadata_bad() {
-                    true => drop(select(woken, env.sleep(RETRY)).await),
-                    false => woken.await,
-                }
+                let longest = if self.members.is_metadata_bad() { RETRY } else { LISTED };
+                select(woken, env.sleep(longest)).await;
                 continue;
             };
+            let was_listed = self.stripes.map().is_unreadable(stripe);
             match self.scrub.scrub_stripe(stripe).await {
                 Ok(_) | Err(ArrayError::Closed) => {}
                 Err(ArrayError::Suspended(why)) => {
                     self.context.report_suspended(&why);
                     later.insert(stripe);
+                }
+                Err(error) if was_listed => {
+                    tracing::debug!(array = self.context.name, %stripe, %error, "a stripe cannot be repaired yet")
                 }
                 Err(error) => {
                     tracing::error!(array = self.context.name, %stripe, %error, "a stripe could not be repaired")

@@ -4,20 +4,26 @@
 //! A scrub can be stopped and gone on with. Stripes written behind its position meanwhile are verified by the
 //! next one.
 //!
-//! A repair keeps the strip's version: the bytes are those that the version names. Parity that disagrees
-//! while all strips verify is a defect of ours: it is reported and kept.
+//! A repair keeps the strip's version: the bytes are those that the version names. Blocks that nobody can make
+//! delay no others. Where a trailer is written that differs from the one before, because blocks were marked as
+//! lost and can be made now, a record says that the strip is valid, so that no redo brings the marks back.
+//! Parity that disagrees while all strips verify is a defect of ours: it is reported and kept.
 
 use super::metadata::MetadataScrub;
 use super::{JobProgress, MOST_PAUSE};
 use crate::context::Context;
 use crate::counters::Counts;
 use crate::error::ArrayError;
-use crate::members::{Members, WhenSuspended};
-use crate::place::Position;
+use crate::format::record::Entry;
+use crate::log::space::LogSpace;
+use crate::members::{Life, Members, WhenSuspended};
+use crate::moves::Moves;
+use crate::place::{Position, Positions};
+use crate::queue::EntryQueue;
 use crate::site::Site;
 use crate::stripes::Stripes;
 use crate::stripes::load::{END, Unread};
-use crate::strips::{Erased, Found, Part, StripWrite, Strips};
+use crate::strips::{Erased, Part, StripWrite, Strips};
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
@@ -76,6 +82,8 @@ pub(crate) struct Scrub {
     pub(crate) members: Rc<Members>,
     pub(crate) stripes: Rc<Stripes>,
     pub(crate) strips: Rc<Strips>,
+    pub(crate) queue: Rc<EntryQueue>,
+    pub(crate) space: Rc<LogSpace>,
     pub(crate) metadata: Rc<MetadataScrub>,
     pub(crate) progress: Cell<Option<JobProgress>>,
     pub(crate) stop: Cell<bool>,
@@ -182,9 +190,22 @@ impl Scrub {
     /// Verifies one stripe and repairs it. Fails while writes are suspended, and does not keep it locked
     /// then.
     pub(crate) async fn scrub_stripe(&self, stripe: Stripe) -> Result<(), ArrayError> {
+        match self.scrub_locked(stripe, MayLog(false)).await? {
+            Done::All => Ok(()),
+            // Nobody may wait for space in the log with the lock of a stripe.
+            Done::NeedsLog => {
+                self.space.wait_for_rebuild().await?;
+                let done = self.scrub_locked(stripe, MayLog(true)).await?;
+                assert_eq!(done, Done::All, "there is space in the log");
+                Ok(())
+            }
+        }
+    }
+
+    async fn scrub_locked(&self, stripe: Stripe, may_log: MayLog) -> Result<Done, ArrayError> {
         let _lock = self.stripes.exclusive(stripe).await?;
         if self.stripes.is_unwritten(stripe) {
-            return Ok(());
+            return Ok(Done::All);
         }
         let readable = self.stripes.readable(stripe);
         if readable.len() < self.context.geo.k {
@@ -195,7 +216,7 @@ impl Scrub {
         let mut found = match self.strips.prove_stripe(stripe, readable, io).await {
             Ok(()) => {
                 self.stripes.list_readable(stripe);
-                return Ok(());
+                return Ok(Done::All);
             }
             Err(kept) => kept,
         };
@@ -208,15 +229,29 @@ impl Scrub {
                 let parts = readable.iter().filter_map(|at| found[&at].as_ref().ok());
                 self.strips.check_parity(stripe, &parts.map(|part| &part.data[..]).collect::<Vec<_>>());
             }
-            return Ok(());
+            return Ok(Done::All);
         }
-        let made = self.strips.recover(stripe, &bad, &all, Found::default(), io).await;
+        // What a drive does not return now may be right, and is written over only by what is right.
+        let unread: Vec<Position> =
+            bad.iter().copied().filter(|at| matches!(found[at], Err(Erased::Unreachable))).collect();
+        let made = self.strips.make_bad(stripe, &bad, &mut found, io).await;
         let made = made.inspect_err(|_| self.stripes.map_mut().set_unreadable(stripe))?;
-        assert_eq!(made.len(), bad.len(), "every bad strip was made again");
+        assert_eq!(made.len(), bad.len(), "every bad strip was made again, as far as it can be");
+        let mut repairs = Vec::new();
+        for (position, part) in bad.iter().copied().zip(&made) {
+            let repair = Repair::of(found[&position].as_ref(), part);
+            let repair = repair.ok_or_else(|| self.disagrees(stripe, position))?;
+            let is_risky = unread.contains(&position) && !part.lost_columns().is_empty();
+            if !is_risky {
+                repairs.push((position, repair));
+            }
+        }
+        if !may_log.0 && repairs.iter().any(|(_, repair)| matches!(repair, Repair::Marks(..))) {
+            return Ok(Done::NeedsLog);
+        }
         let mut repaired = Ok(());
-        for (position, part) in bad.iter().zip(&made) {
-            let erased = found[position].as_ref().expect_err("it is bad");
-            repaired = self.repair_strip(stripe, *position, erased, part).await;
+        for (position, repair) in repairs {
+            repaired = self.repair_strip(stripe, position, repair).await;
             if repaired.is_err() {
                 break;
             }
@@ -224,44 +259,47 @@ impl Scrub {
         // Those that were written count as they are, whatever became of the others.
         self.members.flush_all(IO.at("scrub.flush")).await?;
         repaired?;
+        if made.iter().any(|part| !part.lost_columns().is_empty()) {
+            return Err(self.stripes.list_unreadable(stripe, readable.len() - bad.len()));
+        }
         self.stripes.list_readable(stripe);
-        Ok(())
+        Ok(Done::All)
+    }
+
+    fn disagrees(&self, stripe: Stripe, position: Position) -> ArrayError {
+        self.stripes.map_mut().set_unreadable(stripe);
+        ArrayError::Disagrees { array: self.context.id, stripe: stripe.0, position: position.index() }
     }
 
     async fn repair_strip(
         &self,
         stripe: Stripe,
         position: Position,
-        erased: &Erased,
-        part: &Part,
+        repair: Repair,
     ) -> Result<(), ArrayError> {
-        let repaired = match erased {
-            Erased::Unreachable | Erased::Strip => {
-                let version = self.stripes.version(stripe, position);
-                match self.strips.write_strip(stripe, position, part, version, WRITE).await? {
-                    Some(_) => u64::from(self.context.geo.strip_blocks) + 1,
-                    None => 0,
-                }
+        let version = self.stripes.version(stripe, position);
+        let repaired = match repair {
+            Repair::Nothing => return Ok(()),
+            Repair::Strip(part) => {
+                let blocks = part.crcs.len() - part.lost_columns().len() + 1;
+                let landed = self.strips.write_strip(stripe, position, &part, version, WRITE).await?;
+                landed.map_or(0, |_| blocks as u64)
             }
-            // Blocks that were lost can be made now. A cut leaves each of them lost or whole.
-            Erased::Blocks { part: rotten, .. }
-                if !rotten.lost_columns().is_empty() && rotten.agrees_with(&part.crcs) =>
-            {
-                let (version, lost) =
-                    (self.stripes.version(stripe, position), rotten.lost_columns().len() as u64);
-                let written = self.strips.write_strip(stripe, position, part, version, WRITE).await?;
-                written.map_or(0, |_| lost)
+            Repair::Marks(part, blocks) => {
+                let Some(life) = self.strips.write_strip(stripe, position, &part, version, WRITE).await?
+                else {
+                    return Ok(());
+                };
+                self.members.flush_all(IO.at("scrub.flush")).await?;
+                self.forget_records(stripe, position, life).await?;
+                blocks
             }
-            Erased::Blocks { part: rotten, bad } => {
-                if rotten.crcs != part.crcs {
-                    let (array, position) = (self.context.id, position.index());
-                    return Err(ArrayError::Disagrees { array, stripe: stripe.0, position });
-                }
+            Repair::Blocks(part, columns) => {
                 let mut repaired = 0;
-                for column in bad {
+                for column in columns {
                     let block = part.data.slice(column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES);
                     let landed =
-                        self.strips.write_columns(stripe, position, to_u32(*column), block, WRITE).await?;
+                        self.strips.write_columns(stripe, position, to_u32(column), block, WRITE).await?;
                     repaired += u64::from(landed.is_some());
                 }
                 repaired
@@ -271,5 +309,68 @@ impl Scrub {
         self.members.count_repaired(self.stripes.member(stripe, position), repaired);
         tracing::info!(array = self.context.name, %stripe, %position, repaired, "strip repaired");
         Ok(())
+    }
+
+    /// Records that a strip is valid as it is, of which a trailer was written that records in the log do not
+    /// have: a redo would bring the older one back.
+    async fn forget_records(&self, stripe: Stripe, position: Position, life: Life) -> Result<(), ArrayError> {
+        let place = self.stripes.place(stripe, position);
+        if self.stripes.map().is_pending(stripe) || self.members.life(place.member) != life {
+            return Ok(());
+        }
+        let (set, clear) = (Positions::NONE, Positions::one(position));
+        let version = self.stripes.version(stripe, position);
+        let moves = Moves::NONE.with(position, self.stripes.moves(stripe).spare_of(position));
+        self.queue.append(Entry::Strips { stripe, set, clear, version, moves }, Vec::new()).await.map(drop)
+    }
+}
+
+/// Entries may be put into the log, which has space for them.
+#[derive(Clone, Copy)]
+struct MayLog(bool);
+
+/// What became of a stripe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Done {
+    All,
+    /// Nothing was repaired: that takes an entry in the log.
+    NeedsLog,
+}
+
+/// The repair of a strip.
+#[derive(Debug)]
+enum Repair {
+    /// None of its bad blocks can be made.
+    Nothing,
+    /// All of it is written again.
+    Strip(Part),
+    /// So many blocks that are marked as lost can be made: it gets another trailer.
+    Marks(Part, u64),
+    /// These columns are written again.
+    Blocks(Part, Vec<usize>),
+}
+
+impl Repair {
+    /// The repair of what was found by what could be made. None if they disagree.
+    fn of(found: Result<&Part, &Erased>, made: &Part) -> Option<Self> {
+        let (rotten, bad) = match found {
+            // Read block by block, it is good.
+            Ok(_) => return Some(Self::Nothing),
+            Err(Erased::Unreachable | Erased::Strip) => return Some(Self::Strip(made.clone())),
+            Err(Erased::Blocks { part, bad }) => (part, bad),
+        };
+        if !rotten.agrees_with(made) {
+            return None;
+        }
+        let hopeless = made.lost_columns();
+        let can_be_made = |column: &usize| !hopeless.contains(column);
+        let marked = rotten.lost_columns().into_iter().filter(can_be_made).count();
+        let columns: Vec<usize> = bad.iter().copied().filter(can_be_made).collect();
+        Some(match (marked, columns.is_empty()) {
+            (_, true) => Self::Nothing,
+            (0, false) => Self::Blocks(made.clone(), columns),
+            // Others stay as they are.
+            _ => Self::Marks(made.with_columns_of(rotten, &hopeless), columns.len() as u64),
+        })
     }
 }

@@ -58,7 +58,10 @@ impl Redo {
             }
             // Others that are away are as they were.
             let new = missed.common(changed).without(stripes.stale(stripe));
-            if !new.is_empty() {
+            // The record may have been carried out long ago. If nobody could make these strips again, they
+            // may be whole where they are, and their versions tell if they are.
+            let can_be_made = stripes.stale(stripe).with(new).len() <= context.geo.m;
+            if !new.is_empty() && can_be_made {
                 stripes.table_mut().set_stale(stripe, new);
                 members.record_missed(stripe, new);
             }

@@ -113,28 +113,35 @@ impl Strips {
         }
     }
 
-    /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. None if no column can
-    /// be read, or if the trailer cannot.
+    /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. The strip is erased if
+    /// its trailer cannot be read and columns can. None if no column can be read.
     pub(super) async fn read_blockwise(
         &self,
         stripe: Stripe,
         position: Position,
         columns: &Range<u32>,
         io: Io,
-    ) -> Option<Erased> {
-        let place = self.stripes.place(stripe, position);
-        let slice = self.members.slice(place.member)?;
-        let crcs = self.trailer_crcs(stripe, position, io).await?;
-        let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
-        let at = self.context.geo.block_at(place.row, columns.start);
-        let read = salvage::read(&slice, at, bytes_of(columns), io).await;
-        if !read.answered() {
+    ) -> Option<Result<Part, Erased>> {
+        if self.stripes.stale(stripe).contains(position) {
             return None;
         }
+        let place = self.stripes.place(stripe, position);
+        let slice = self.members.slice(place.member)?;
+        let crcs = self.trailer_crcs(stripe, position, io).await;
+        let at = self.context.geo.block_at(place.row, columns.start);
+        let read = salvage::read(&slice, at, bytes_of(columns), io).await;
+        if (0..columns.len()).all(|column| !read.has(column, 1)) {
+            return None;
+        }
+        let Some(crcs) = crcs else { return Some(Err(Erased::Strip)) };
+        let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
         let part = Part { data: read.bytes().clone(), crcs };
         let missing = (0..columns.len()).filter(|column| !read.has(*column, 1));
         let bad: BTreeSet<usize> = part.bad_columns().into_iter().chain(missing).collect();
-        (bad.len() < columns.len()).then(|| Erased::Blocks { part, bad: bad.into_iter().collect() })
+        match bad.is_empty() {
+            true => Some(Ok(part)),
+            false => Some(Err(Erased::Blocks { part, bad: bad.into_iter().collect() })),
+        }
     }
 
     /// Columns of several strips.
@@ -158,7 +165,13 @@ impl Strips {
         let bad = match erased {
             Erased::Unreachable => return,
             Erased::Strip => 1,
-            Erased::Blocks { bad, .. } => bad.len() as u64,
+            // A block that is known to be lost is no new error. Its stripe is listed, and tried again at times.
+            Erased::Blocks { part, bad } if part.lost_columns().len() == bad.len() => {
+                self.stripes.map_mut().set_unreadable(stripe);
+                self.stripes.want_another_try(stripe);
+                return;
+            }
+            Erased::Blocks { part, bad } => (bad.len() - part.lost_columns().len()) as u64,
         };
         self.forget_trailer(stripe, position);
         self.context.count(|counts| counts.checksum_errors += bad);
@@ -181,8 +194,9 @@ impl Strips {
         let data = slice.read(geo.strip_at(place.row), geo.strip_bytes(), io);
         let trailer = slice.read(geo.trailer_at(place.row), BLOCK_BYTES, io);
         let (Ok(data), Ok(trailer)) = join(data, trailer).await else { return false };
-        // Blocks that are marked as lost do not verify.
-        let is_data = Part { data, crcs: part.crcs.clone() }.bad_columns() == part.lost_columns();
+        let bad = Part { data, crcs: part.crcs.clone() }.bad_columns();
+        // Blocks that are lost do not verify.
+        let is_data = bad.is_empty() || bad == part.bad_columns();
         let is_trailer = Trailer::decode(&trailer).is_ok_and(|found| {
             self.is_trailer_of(&found, stripe, position, version) && found.crcs == part.crcs
         });

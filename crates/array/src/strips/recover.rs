@@ -3,7 +3,7 @@
 use super::part::make;
 use super::{Erased, Found, Part, Strips};
 use crate::error::ArrayError;
-use crate::place::Position;
+use crate::place::{Position, Positions};
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
@@ -15,8 +15,9 @@ use std::ops::Range;
 enum Hopeless {
     /// Nothing is made.
     Fails,
-    /// They are marked as lost ([`Part::lost`]), unless nothing can be made.
-    IsMarked,
+    /// They are marked as lost ([`Part::lost`]), unless so many strips that are away could help. If nothing
+    /// can be made, all are, unless drives do not answer.
+    IsMarked { away: usize },
 }
 
 fn numbers(positions: &[Position]) -> Vec<usize> {
@@ -63,15 +64,49 @@ impl Strips {
     }
 
     /// Makes full strips from the others. Blocks that cannot be made are marked as lost, so that the others
-    /// are redundant again. Fails if no block can be made.
+    /// are redundant again. Fails if some could be made with the strips that are `away`, or if none can be
+    /// made and drives do not answer.
     pub(crate) async fn remake(
         &self,
         stripe: Stripe,
         wanted: &[Position],
+        away: Positions,
+        io: Io,
+    ) -> Result<Vec<Part>, ArrayError> {
+        let (all, away) = (0..self.context.geo.strip_blocks, away.len());
+        self.recover_columns(stripe, wanted, &all, Found::default(), (Hopeless::IsMarked { away }, io)).await
+    }
+
+    /// Makes full strips that were found bad. What was found of the stripe is read again block by block where
+    /// a drive gave errors. Blocks that cannot be made are marked as lost.
+    pub(crate) async fn make_bad(
+        &self,
+        stripe: Stripe,
+        bad: &[Position],
+        found: &mut Found,
         io: Io,
     ) -> Result<Vec<Part>, ArrayError> {
         let all = 0..self.context.geo.strip_blocks;
-        self.recover_columns(stripe, wanted, &all, Found::default(), (Hopeless::IsMarked, io)).await
+        self.read_single_blocks(stripe, &all, found, io).await;
+        self.decode_columns(stripe, bad, all.len(), found, Hopeless::IsMarked { away: 0 })
+    }
+
+    /// A strip as it is, for another place: bad blocks that cannot be made stay bad, with their checksums.
+    pub(crate) async fn read_as_it_is(
+        &self,
+        stripe: Stripe,
+        position: Position,
+        io: Io,
+    ) -> Result<Part, ArrayError> {
+        let all = 0..self.context.geo.strip_blocks;
+        let erased = match self.read(stripe, position, &all, io).await {
+            Ok(part) => return Ok(part),
+            Err(erased) => erased,
+        };
+        match (self.recover_one(stripe, position, &all, io).await, erased) {
+            (Err(ArrayError::Unreadable { .. }), Erased::Blocks { part, .. }) => Ok(part),
+            (made, _) => made,
+        }
     }
 
     async fn recover_columns(
@@ -111,7 +146,7 @@ impl Strips {
                 available.into_iter().skip(lacking).chain(wanted.iter().copied()).collect();
             found.extend(self.read_parts(stripe, &rest, columns, io).await);
         }
-        if hopeless == Hopeless::IsMarked {
+        if hopeless != Hopeless::Fails {
             self.read_single_blocks(stripe, columns, &mut found, io).await;
         }
         self.decode_columns(stripe, wanted, columns.len(), &found, hopeless)
@@ -123,7 +158,7 @@ impl Strips {
             if matches!(part, Err(Erased::Unreachable))
                 && let Some(read) = self.read_blockwise(stripe, *position, columns, io).await
             {
-                *part = Err(read);
+                *part = read;
             }
         }
     }
@@ -176,6 +211,10 @@ impl Strips {
             let all = self.context.geo.all_strips();
             all.iter().filter(|at| found.get(at).is_some_and(good)).collect()
         };
+        let may_mark = |good: &[Position]| match hopeless {
+            Hopeless::Fails => false,
+            Hopeless::IsMarked { away } => good.len() + away < self.context.geo.k,
+        };
         // The runs of each wanted strip, in order.
         let mut runs: Vec<Vec<Part>> = vec![Vec::new(); wanted.len()];
         let (mut start, mut lost, mut has_some) = (0, None, false);
@@ -183,7 +222,7 @@ impl Strips {
             let good = good_at(start);
             let end = (start + 1..count).find(|column| good_at(*column) != good).unwrap_or(count);
             let made = match self.decode_run(stripe, wanted, start..end, &good, found) {
-                Err(error @ ArrayError::Unreadable { .. }) if hopeless == Hopeless::IsMarked => {
+                Err(error @ ArrayError::Unreadable { .. }) if may_mark(&good) => {
                     lost = Some(error);
                     vec![Part::lost(end - start); wanted.len()]
                 }
@@ -196,7 +235,10 @@ impl Strips {
             runs.iter_mut().zip(made).for_each(|(runs, made)| runs.push(made));
             start = end;
         }
-        if let Some(error) = lost.filter(|_| !has_some) {
+        // All of the stripe is lost, unless that is for drives that will answer.
+        let readable = self.stripes.readable(stripe);
+        let answers = |at: &Position| !matches!(found.get(at), Some(Err(Erased::Unreachable)));
+        if let Some(error) = lost.filter(|_| !has_some && !readable.iter().all(|at| answers(&at))) {
             return Err(error);
         }
         let parts = wanted.iter().zip(runs).map(|(position, runs)| {
@@ -204,16 +246,17 @@ impl Strips {
                 penstock_base::buf::gather(&runs.iter().map(|run| run.data.clone()).collect::<Vec<_>>());
             let crcs: Vec<u32> = runs.into_iter().flat_map(|run| run.crcs).collect();
             assert_eq!(data.len(), count * BLOCK_BYTES, "every column was made");
+            let made = Part { data, crcs };
             let known = match found.get(position) {
                 Some(Ok(part) | Err(Erased::Blocks { part, .. })) => Some(part),
                 _ => None,
             };
             match known {
-                Some(known) if !known.agrees_with(&crcs) => {
+                Some(known) if !known.agrees_with(&made) => {
                     let position = position.index();
                     Err(ArrayError::Disagrees { array: self.context.id, stripe: stripe.0, position })
                 }
-                _ => Ok(Part { data, crcs }),
+                _ => Ok(made),
             }
         });
         parts.collect()

@@ -189,6 +189,11 @@ async fn verify(volume: &Volume, anchor: &Anchor) -> Result<Pieces, ChunkError> 
     }
 }
 
+/// True if a later release wrote it.
+pub(super) fn is_later(error: &ChunkError) -> bool {
+    matches!(error, ChunkError::Row(DecodeError::Unknown { .. }))
+}
+
 /// True if all of a copy can be read. Fails if that cannot be said now.
 pub(super) async fn is_whole(volume: &Volume, anchor: &Anchor) -> Result<bool, ChunkError> {
     match verify(volume, anchor).await {
@@ -201,15 +206,17 @@ pub(super) async fn is_whole(volume: &Volume, anchor: &Anchor) -> Result<bool, C
     }
 }
 
-/// The newest copy on a volume of which all can be read. Without one, the error says why.
+/// The newest copy on a volume of which all can be read. Without one, the error says why. Fails for a copy of a
+/// later release.
 pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError> {
     let (mut found, mut others, mut why): (Option<Found>, Vec<Run>, _) = (None, Vec::new(), Vec::new());
     for slot in 0..2 {
         let read = async {
             let anchor = read_anchor(anchors, slot).await?;
-            let pieces = verify(volume, &anchor).await;
-            let pieces =
-                pieces.map_err(|error| ChunkError::Invalid(format!("copy {}: {error}", anchor.serial)))?;
+            let pieces = verify(volume, &anchor).await.map_err(|error| match is_later(&error) {
+                true => error,
+                false => ChunkError::Invalid(format!("copy {}: {error}", anchor.serial)),
+            })?;
             let (anchors, others, passed_over) = (anchors.clone(), Vec::new(), Vec::new());
             Ok::<_, ChunkError>(Found { anchors, slot, anchor, pieces, others, passed_over })
         };
@@ -222,6 +229,7 @@ pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError
                 others.extend(older.iter().flat_map(Found::all_pieces).flatten());
                 found = Some(newer);
             }
+            Err(error) if is_later(&error) => return Err(error),
             Err(error) => why.push(error.to_string()),
         }
     }

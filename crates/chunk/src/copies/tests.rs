@@ -400,3 +400,34 @@ fn the_only_copy_that_is_whole_is_not_given_up() {
         target.stop();
     });
 }
+
+/// Two copies, the second of which has an anchor of a later release.
+async fn second_is_of_a_later_release(bench: &Bench, anchors: &Volume) -> (Rc<Target>, Rc<Copies>) {
+    bench.put_row(STORE.to_vec(), vec![7]).await;
+    let target = bench.target().await;
+    let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+    let (_, second) = (copy(&copies).await, copy(&copies).await);
+    let mut bytes = second.encode();
+    bytes[12] = 2; // its format
+    let crc = penstock_base::crc32c(&bytes[12..]);
+    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    write_anchor(anchors, 1, &bytes).await.unwrap();
+    (target, copies)
+}
+
+fn is_of_a_later_release<T>(found: &Result<T, ChunkError>) -> bool {
+    matches!(found, Err(ChunkError::Row(DecodeError::Unknown { .. })))
+}
+
+/// It was passed over by a restore, which made it void, and the next copy was written over it.
+#[test]
+fn a_copy_of_a_later_release_is_neither_passed_over_nor_written_over() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        let (target, copies) = second_is_of_a_later_release(&bench, &anchors).await;
+        assert!(is_of_a_later_release(&copies.make(|_| true).await));
+        target.stop();
+        assert!(is_of_a_later_release(&find(&bench.volume, &anchors).await));
+        assert!(is_of_a_later_release(&read_anchor(&anchors, 1).await));
+    });
+}

@@ -6,6 +6,7 @@ use crate::store::{Store, can_mount, refused};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Runs a command that must end with this exit status. Returns its standard output and standard error.
@@ -202,8 +203,12 @@ fn changed_blocks_stay_in_their_files_if_that_is_asked_for() {
     }
 
     lose_metadata(&store, &meta);
+    // The record of the store is lost too; its drives are in the folder.
+    std::fs::remove_file(store.dir.join("store.json")).unwrap();
     let words = ["fs", "check", "--repair", "--map", "--keep-changed", "--yes"];
     let (out, err) = exits(&store, &words, 1);
+    let mode = std::fs::metadata(store.dir.join("restored.json")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "it names files of all users");
     assert!(out.contains("RESTORED") && out.contains("as of "), "{out}");
     assert!(out.contains("CHANGED  /small0: may show data that was written since"), "{out}");
     assert!(out.contains("NEWER    /lost+found/inode-") && out.contains("mended; a second check"), "{out}");

@@ -4,6 +4,7 @@
 //! discarded, and it is made anew. If the restore is interrupted, the rows by which a start knows the store
 //! are missing; the start is refused, and the restore can be made again.
 
+use super::restore_report;
 use crate::error::StartError;
 use penstock_array::{Array, Discard, Volume};
 use penstock_base::num::{to_u16, to_usize};
@@ -13,6 +14,7 @@ use penstock_chunk::copies::{Anchor, Newer, Restored, anchor_stripes, find, newe
 use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, for_each};
 use penstock_meta::rows::{Home, StoreRow};
 use penstock_meta::{MetaError, MetaTarget, RestoredNames};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -28,7 +30,9 @@ pub struct Restore {
     /// Without it the start ends with [`StartError::Unconfirmed`], which says why the rows cannot be read and
     /// what the restore would do.
     pub is_confirmed: bool,
-    /// Also if every row can be read.
+    /// A newer copy that cannot be read may be given up.
+    pub may_pass_over: bool,
+    /// Also if every row can be read, or if it is not certain that they are lost.
     pub is_forced: bool,
 }
 
@@ -103,7 +107,7 @@ async fn read_all(
     }
 }
 
-/// The same, tried again after an error: it may have been of the moment.
+/// The same, tried again after an error of the contents: it may have been of the moment.
 async fn read_all_patiently(
     env: &Env,
     arrays: &Arrays<'_>,
@@ -133,18 +137,30 @@ fn is_to_be_kept(error: &StartError) -> bool {
     }
 }
 
+/// True if the rows are not what was written, or cannot be read. Else the machine, a drive's answer to a write
+/// or something else may be the reason, and nothing says that they are lost.
+fn is_lost(error: &StartError) -> bool {
+    match error {
+        StartError::Kv(error) | StartError::Meta(MetaError::Kv(error)) => {
+            matches!(error, KvError::Corrupt(_))
+        }
+        StartError::Meta(MetaError::Row(_)) | StartError::Refused(_) => !is_to_be_kept(error),
+        _ => false,
+    }
+}
+
 /// Makes a new key-value store of the last copy of the map.
 pub(crate) async fn restore_rows(
     env: &Env,
     arrays: &Arrays<'_>,
     mode: Mode,
     home: Home,
-    Restore { newer, is_confirmed, is_forced }: Restore,
+    Restore { newer, is_confirmed, may_pass_over, is_forced }: Restore,
 ) -> Result<(Rc<AheadKv>, Option<Restored>), StartError> {
     let (volume, anchors) = arrays.parts()?;
     let why = match read_all_patiently(env, arrays, mode, home).await {
         // An earlier restore was interrupted: the repair is all that is left to do.
-        Ok((kv, row)) if row.is_unrepaired => return Ok((kv, None)),
+        Ok((kv, row)) if row.is_unrepaired && !is_forced => return Ok((kv, None)),
         Ok((kv, _)) if !is_forced => {
             kv.retire();
             return Err(StartError::Refused(
@@ -156,6 +172,11 @@ pub(crate) async fn restore_rows(
             "names and maps can be read".to_owned()
         }
         Err(error) if is_to_be_kept(&error) => return Err(error),
+        Err(error) if !is_lost(&error) && !is_forced => {
+            return Err(StartError::Refused(format!(
+                "{error}\nnothing says that names and maps are lost, so nothing was changed; if they are, --force goes on"
+            )));
+        }
         Err(error) => format!("names and maps cannot be read: {error}"),
     };
     let mut found = scoped(find(&volume, &anchors)).await;
@@ -172,17 +193,21 @@ pub(crate) async fn restore_rows(
     let names = || RestoredNames::new(home, kept);
     // All that a restore reads can be read, before anything is given up.
     let preview = scoped(preview(&found, &volume, &mut names())).await?;
+    let passed_over: String =
+        found.passed_over().iter().map(|why| format!("not used, and lost for good then: {why}\n")).collect();
     if !is_confirmed {
         let age = age_of(env, found.anchor());
         let (serial, files) = (found.anchor().serial, preview.changed.files);
         let kib = preview.changed.blocks * BLOCK_BYTES as u64 / 1024;
-        let passed_over: String = found
-            .passed_over()
-            .iter()
-            .map(|why| format!("not used, and lost for good then: {why}\n"))
-            .collect();
-        return Err(StartError::Unconfirmed(format!(
+        let why = format!(
             "{why}\n{passed_over}copy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed"
+        );
+        let preview = Box::new(restore_report(&Restored { how: newer, ..preview }, BTreeMap::new()));
+        return Err(StartError::Unconfirmed { why, preview });
+    }
+    if !passed_over.is_empty() && !may_pass_over {
+        return Err(StartError::Refused(format!(
+            "{passed_over}bring back missing drives, if any, and try again; --force goes on without it"
         )));
     }
     tracing::error!(why, "the key-value store is made anew");
@@ -198,7 +223,10 @@ pub(crate) async fn restore_rows(
     let shared: Rc<dyn Kv> = kv.clone();
     let restored = scoped(restore(&found, &volume, &*shared, &mut names(), newer)).await;
     match restored {
-        Ok(restored) => Ok((kv, Some(restored))),
+        Ok(restored) => {
+            found.passed_over().iter().for_each(|why| tracing::error!(why, "a copy of the map was given up"));
+            Ok((kv, Some(restored)))
+        }
         Err(error) => {
             kv.retire();
             Err(error.into())

@@ -1,17 +1,19 @@
 //! Stores that lose their key-value store, and get it back from a copy of the map.
 
-use crate::machine::{Machine, Planned, Site};
+use crate::machine::{DISK_BYTES, Machine, Planned, Site, path};
 use crate::model::{make_file, read_all};
-use crate::plant::Rows;
+use crate::plant::{Known, Rows};
 use crate::repair::walk;
 use penstock_array::Volume;
 use penstock_array::format::descriptor::Role;
-use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, crc32c_blocks};
+use penstock_base::env::timeout;
+use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, FindingKind, crc32c_blocks};
 use penstock_drive::{Fault, Op};
 use penstock_node::{FsCheckReport, Newer, StartError};
 use penstock_sim::{CutPlan, World};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::MakeRequest;
+use penstock_world::Opened;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -512,4 +514,91 @@ fn a_preallocated_file_that_was_written_is_listed() {
         run.unwrap();
         world.destroy();
     }
+}
+
+/// Anchors that could not be read for a moment were made void, and both copies were given up before a new one was
+/// made.
+#[test]
+fn copies_that_cannot_be_read_for_a_moment_are_not_given_up() {
+    let site = Site::new();
+    let world = World::new(980);
+    let run = world.run(async {
+        let opened = Opened::default();
+        let machine = site.start_recording(&world, &[], &opened).await.unwrap();
+        add(&machine, "keep", 1).await;
+        machine.client.sync_all().await.unwrap();
+        machine.node.map_copies().make().await.unwrap();
+        machine.node.map_copies().make().await.unwrap();
+        add(&machine, "later", 2).await;
+        machine.client.sync_all().await.unwrap();
+        for array in machine.node.arrays() {
+            array.destage_and_checkpoint().await.unwrap();
+        }
+        // Reads of the data slices fail for a moment, on all drives; writes do not.
+        opened.borrow().values().for_each(|drive| drive.set_unreadable(21 << 20..40 << 20));
+        // The power is cut while the next one is made.
+        let copies = machine.node.map_copies().clone();
+        let _ = timeout(&machine.env, Duration::from_millis(6), copies.make()).await;
+        opened.borrow().values().for_each(|drive| drive.set_readable());
+        lose_rows(&machine).await;
+    });
+    run.unwrap();
+    site.cut(&world);
+    let world = World::new(981);
+    let run = world.run(async { restore(&site, &world).await.unwrap().restored.unwrap().copy });
+    assert_eq!(run.unwrap().serial, 2);
+    world.destroy();
+}
+
+/// A block with two owners cannot be read: the repair never ended, and the restored store was never served.
+#[test]
+fn a_double_block_that_cannot_be_read_keeps_no_store_from_being_served() {
+    let site = Site::new();
+    let world = World::new(990);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let keep = add(&machine, "keep", 1).await;
+        let victim = add(&machine, "victim", 2).await;
+        let other = add(&machine, "other", 3).await;
+        machine.client.sync_all().await.unwrap();
+        let root = machine.client.root();
+        let known = Known { root, keep, victim, dir: other, inner: other, other };
+        Rows::of(&machine).plant(FindingKind::DoubleOwnedBlock, &known).await;
+        Rows::of(&machine).flush().await;
+        for array in machine.node.arrays() {
+            array.destage_and_checkpoint().await.unwrap();
+        }
+        machine.node.map_copies().make().await.unwrap();
+        lose_rows(&machine).await;
+    });
+    run.unwrap();
+    site.cut(&world);
+    {
+        // More strips than the code survives.
+        let block = bytes(1)[8 * BLOCK_BYTES..9 * BLOCK_BYTES].to_vec();
+        let disks = site.disks.borrow();
+        let holds = |number: &usize| {
+            let disk = &disks[&path(*number)];
+            (0..DISK_BYTES / BLOCK_BYTES as u64).find(|at| disk.peek(*at)[..] == block[..])
+        };
+        let (number, at) =
+            (0..6).find_map(|number| Some((number, holds(&number)?))).expect("a strip holds it");
+        for offset in [0, 2, 4] {
+            disks[&path((number + offset) % 6)].corrupt(at, &[0xee; BLOCK_BYTES]);
+        }
+    }
+    let world = World::new(991);
+    let run = world.run(async {
+        let report = restore(&site, &world).await.unwrap();
+        report.repair.unwrap().suspect_files.len()
+    });
+    assert!(run.unwrap() > 0, "the files are listed");
+    world.destroy();
+    let world = World::new(992);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
 }

@@ -1,0 +1,317 @@
+//! Blocks that are marked as lost: everything else goes on as if they were not there, and they are made as soon
+//! as that can be done. Each test is a regression.
+
+use crate::bench::{Machine, NOISE, SLICE_AT, Site, spec, spread, tags, write, write_fresh};
+use crate::outdated::life;
+use penstock_array::place::MemberNo;
+use penstock_array::{ArrayError, Lacking};
+use penstock_base::{BLOCK_BYTES, Stripe};
+use std::ops::Range;
+use std::time::Duration;
+
+/// The member with a strip, and the bytes of a column on its drive.
+async fn at(machine: &Machine, stripe: u64, position: usize, column: u32) -> (usize, Range<u64>) {
+    let place = machine.array.places(Stripe(stripe)).await.unwrap()[position];
+    let at = SLICE_AT + machine.array.geometry().block_at(place.row, column);
+    (place.member.index(), at..at + BLOCK_BYTES as u64)
+}
+
+async fn rot(machine: &Machine, stripe: u64, position: usize, column: u32) {
+    let (member, bytes) = at(machine, stripe, position, column).await;
+    machine.disks[member].corrupt(bytes.start / BLOCK_BYTES as u64, &NOISE);
+}
+
+/// The trailer is behind the last column.
+async fn rot_trailer(machine: &Machine, stripe: u64, position: usize) {
+    let (member, bytes) = at(machine, stripe, position, machine.array.geometry().strip_blocks - 1).await;
+    machine.disks[member].corrupt(bytes.end / BLOCK_BYTES as u64, &NOISE);
+}
+
+async fn fill(machine: &Machine, stripes: u64) -> Result<(), ArrayError> {
+    for stripe in 0..stripes {
+        write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
+    }
+    machine.volume.flush().await
+}
+
+async fn members_of(machine: &Machine, stripe: u64) -> Vec<usize> {
+    machine.array.places(Stripe(stripe)).await.unwrap().iter().map(|place| place.member.index()).collect()
+}
+
+/// 4+2 with four stripes, the members of the first one's strips, and blank drives for positions 1 and 4.
+/// `rots` before they are lost.
+fn two_replaced(rots: impl AsyncFn(&Machine)) -> (Site, Vec<usize>) {
+    let mut site = Site::new(spec(4, 2));
+    let on = life(&site, 1, &[], async |machine| {
+        fill(machine, 4).await?;
+        rots(machine).await;
+        let on = members_of(machine, 0).await;
+        machine.array.close().await?;
+        Ok(on)
+    })
+    .unwrap();
+    site.replace(on[1]);
+    site.replace(on[4]);
+    (site, on)
+}
+
+/// Rebuilds what [`two_replaced`] lost.
+async fn rebuild_two(machine: &Machine, site: &Site, on: &[usize]) -> Result<(), ArrayError> {
+    machine.replace(&site.disks[on[1]], on[1], 77).await?;
+    machine.replace(&site.disks[on[4]], on[4], 78).await?;
+    assert_eq!(machine.array.wait_rebuilt().await, 0);
+    Ok(())
+}
+
+/// Another block, or a trailer, rots in a stripe with a lost block. No scrub repaired it, and the loss of two
+/// drives took it.
+#[test]
+fn a_lost_block_keeps_no_other_from_being_repaired() {
+    for is_trailer in [false, true] {
+        let (site, on) = two_replaced(async |machine| rot(machine, 0, 0, 3).await);
+        life(&site, 2, &[on[1], on[4]], async |machine| {
+            rebuild_two(machine, &site, &on).await?;
+            assert_eq!(machine.array.unreadable_stripes(), [0]);
+            match is_trailer {
+                true => rot_trailer(machine, 0, 2).await,
+                false => rot(machine, 0, 2, 5).await,
+            }
+            machine.array.scrub().await?;
+            assert_eq!(machine.array.scrub().await?.unreadable, [0], "the lost block stays lost");
+            machine.array.close().await
+        })
+        .unwrap();
+        life(&site, 3, &[on[0], on[3]], async |machine| {
+            for column in [0, 1, 2, 4, 5, 6, 7] {
+                let found = tags(&machine.volume, 2 * 8 + column, 1).await;
+                assert_eq!(found.expect("a scrub repaired it"), [1000 + 16 + column]);
+            }
+            machine.array.stop();
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+/// The redo of a record that had been carried out long ago marked strips as stale that absent drives had
+/// whole, more than the code can make.
+#[test]
+fn a_redo_without_drives_gives_up_no_strip_that_they_have() {
+    let mut site = Site::new(spread(3, 1, 9, 2));
+    let on = life(&site, 1, &[], async |machine| {
+        fill(machine, 40).await?;
+        write(machine, 5, 4711).await?;
+        machine.volume.flush().await?;
+        machine.array.destage_and_checkpoint().await?;
+        machine.env.sleep(Duration::from_secs(600)).await;
+        machine.array.destage_and_checkpoint().await?;
+        let on = members_of(machine, 0).await;
+        machine.array.stop();
+        Ok(on)
+    })
+    .unwrap();
+    site.lacking = Lacking::Accept;
+    life(&site, 2, &[on[0], on[1], on[3]], async |machine| {
+        machine.env.sleep(Duration::from_secs(60)).await;
+        machine.array.close().await
+    })
+    .unwrap();
+    life(&site, 3, &[], async |machine| {
+        machine.array.wait_rebuilt().await;
+        let others = tags(&machine.volume, 24, 39 * 24).await;
+        let found = tags(&machine.volume, 0, 24).await;
+        machine.array.stop();
+        assert_eq!(others.unwrap().len(), 39 * 24);
+        assert_eq!(found.expect("all drives are here, with all strips")[5], 4711);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A stripe lacks a strip on a blank drive and one on a drive that is away, and has a rotten block. Neither was
+/// made, the blank drive never counted, and the next one that failed was kept.
+#[test]
+fn a_strip_that_is_away_keeps_no_stale_one_from_being_made() {
+    let mut site = Site::new(spread(4, 2, 9, 2));
+    let on = life(&site, 1, &[], async |machine| {
+        fill(machine, 40).await?;
+        rot(machine, 0, 0, 3).await;
+        let on = members_of(machine, 0).await;
+        machine.array.close().await?;
+        Ok(on)
+    })
+    .unwrap();
+    let (blank, away) = (on[1], on[4]);
+    site.replace(blank);
+    life(&site, 2, &[blank, away], async |machine| {
+        machine.replace(&site.disks[blank], blank, 77).await?;
+        machine.array.wait_rebuilt().await;
+        machine.env.sleep(Duration::from_secs(600)).await;
+        machine.array.wait_rebuilt().await;
+        assert_eq!(machine.array.report().members[blank].state, "active");
+        let next = machine.array.fail_member(MemberNo::new(on[2]), "a test").await;
+        machine.array.stop();
+        next
+    })
+    .unwrap();
+}
+
+/// A block that is lost for good kept strips of its stripe from spare places, and the third drive was not given
+/// up.
+#[test]
+fn a_lost_block_keeps_no_strip_from_a_spare_place() {
+    let site = Site::new(spread(4, 2, 10, 2));
+    life(&site, 1, &[], async |machine| {
+        fill(machine, 40).await?;
+        for position in [0, 1, 2] {
+            rot(machine, 0, position, 3).await;
+        }
+        let on = members_of(machine, 0).await;
+        machine.array.scrub().await?;
+        for lost in [on[3], on[5]] {
+            machine.array.fail_member(MemberNo::new(lost), "a test").await?;
+            machine.array.wait_rebuilt().await;
+            machine.env.sleep(Duration::from_secs(300)).await;
+            machine.array.wait_rebuilt().await;
+        }
+        let third = machine.array.fail_member(MemberNo::new(on[4]), "a test").await;
+        machine.array.stop();
+        third
+    })
+    .unwrap();
+}
+
+/// Two drives are blank, and the trailer of a third strip is rotten: all of the stripe is lost. Neither drive
+/// ever counted again.
+#[test]
+fn one_bad_trailer_keeps_no_member_from_counting() {
+    let (site, on) = two_replaced(async |machine| rot_trailer(machine, 0, 0).await);
+    life(&site, 2, &[on[1], on[4]], async |machine| {
+        rebuild_two(machine, &site, &on).await?;
+        assert!(machine.array.report().members.iter().all(|member| member.state == "active"));
+        // What is left of it, and the others.
+        assert_eq!(tags(&machine.volume, 2 * 8, 16).await?[0], 1016);
+        assert_eq!(tags(&machine.volume, 32, 3 * 32).await?[0], 2000);
+        assert!(tags(&machine.volume, 0, 1).await.is_err());
+        let next = machine.array.fail_member(MemberNo::new(on[2]), "a test").await;
+        machine.array.stop();
+        next
+    })
+    .unwrap();
+}
+
+/// A block could not be read for a moment while others were made from it. They stayed lost until somebody
+/// asked for a scrub.
+#[test]
+fn a_block_that_could_not_be_read_for_a_moment_is_made_later() {
+    let (site, on) = two_replaced(async |_| {});
+    life(&site, 2, &[on[1], on[4]], async |machine| {
+        let (member, bytes) = at(machine, 0, 0, 3).await;
+        let drive = machine.drives[member].as_ref().unwrap();
+        drive.set_unreadable(bytes);
+        rebuild_two(machine, &site, &on).await?;
+        assert_eq!(machine.array.unreadable_stripes(), [0]);
+        drive.set_readable();
+        machine.env.sleep(Duration::from_secs(1200)).await;
+        assert_eq!(machine.array.unreadable_stripes(), []);
+        machine.array.close().await
+    })
+    .unwrap();
+    life(&site, 3, &[on[0]], async |machine| {
+        let found = tags(&machine.volume, 8 + 3, 1).await;
+        machine.array.stop();
+        assert_eq!(found.expect("five drives are here"), [1011]);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A trailer of a record from before the repair was written again, with the marks.
+#[test]
+fn a_redo_does_not_undo_the_repair_of_a_lost_block() {
+    for is_closed in [true, false] {
+        let (site, on) = two_replaced(async |_| {});
+        life(&site, 2, &[on[1], on[4]], async |machine| {
+            let (member, bytes) = at(machine, 0, 0, 3).await;
+            let drive = machine.drives[member].as_ref().unwrap();
+            drive.set_unreadable(bytes);
+            rebuild_two(machine, &site, &on).await?;
+            write(machine, 8 + 5, 4711).await?;
+            machine.volume.flush().await?;
+            machine.array.destage_and_checkpoint().await?;
+            drive.set_readable();
+            machine.array.scrub().await?;
+            assert!(machine.array.scrub().await?.is_clean());
+            if is_closed {
+                machine.array.close().await?;
+            } else {
+                machine.array.stop();
+            }
+            Ok(())
+        })
+        .unwrap();
+        life(&site, 3, &[on[0]], async |machine| {
+            let found = [tags(&machine.volume, 3, 1).await, tags(&machine.volume, 8 + 3, 3).await];
+            machine.array.stop();
+            let [one, others] = found.map(|found| found.expect("it was repaired"));
+            assert_eq!((one, others), (vec![1003], vec![1011, 1012, 4711]));
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+/// A strip with a rotten block that nobody can make stayed in its spare place, and was tried each minute.
+#[test]
+fn a_strip_with_a_lost_block_comes_back_from_a_spare_place() {
+    let mut site = Site::new(spread(4, 2, 9, 2));
+    let on = life(&site, 1, &[], async |machine| {
+        fill(machine, 40).await?;
+        let on = members_of(machine, 0).await;
+        machine.array.fail_member(MemberNo::new(on[1]), "a test").await?;
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        for position in [0, 1, 2] {
+            rot(machine, 0, position, 3).await;
+        }
+        machine.array.close().await?;
+        Ok(on)
+    })
+    .unwrap();
+    site.replace(on[1]);
+    life(&site, 2, &[on[1]], async |machine| {
+        machine.replace(&site.disks[on[1]], on[1], 77).await?;
+        machine.array.wait_rebuilt().await;
+        machine.env.sleep(Duration::from_secs(600)).await;
+        machine.array.wait_rebuilt().await;
+        let moved: u64 = machine.array.report().members.iter().map(|member| member.moved_strips).sum();
+        assert_eq!(moved, 0);
+        for block in (0..32).filter(|block| block % 8 != 3) {
+            assert_eq!(tags(&machine.volume, block, 1).await?, [1000 + block]);
+        }
+        machine.array.stop();
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Each read of a good block had the whole stripe scrubbed, and counted the lost blocks as errors of drives that
+/// have none.
+#[test]
+fn reads_beside_a_lost_block_count_no_errors() {
+    let (site, on) = two_replaced(async |machine| rot(machine, 0, 0, 3).await);
+    life(&site, 2, &[on[1], on[4]], async |machine| {
+        rebuild_two(machine, &site, &on).await?;
+        machine.env.sleep(Duration::from_secs(100)).await;
+        let before = machine.array.report().counts.checksum_errors;
+        for _ in 0..100 {
+            tags(&machine.volume, 0, 1).await?;
+            machine.env.sleep(Duration::from_secs(1)).await;
+        }
+        let errors = machine.array.report().counts.checksum_errors - before;
+        machine.array.stop();
+        // The rotten block itself, once for each scrub.
+        assert!(errors < 5, "{errors} errors for 100 reads of a good block");
+        Ok(())
+    })
+    .unwrap();
+}

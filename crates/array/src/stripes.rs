@@ -354,7 +354,8 @@ impl Stripes {
         self.want_repair(stripe);
     }
 
-    /// The first stripes from `from` on, at most `most`, that are listed as unreadable and have enough strips.
+    /// The first stripes from `from` on, at most `most`, that are listed as unreadable and have enough
+    /// strips.
     pub(crate) fn listed_from(&self, from: Stripe, most: usize) -> Vec<Stripe> {
         let listed: Vec<Stripe> = self.map().unreadable().range(from..).take(most).copied().collect();
         listed.into_iter().filter(|stripe| !self.is_lost(*stripe)).collect()

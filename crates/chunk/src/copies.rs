@@ -129,7 +129,7 @@ pub struct Copies {
     is_making: Cell<bool>,
 }
 
-/// What was found in the place of an anchor.
+/// The contents of the place of an anchor.
 enum Slot {
     Names(Anchor),
     /// It was read, and is no anchor.
@@ -262,7 +262,7 @@ impl Copies {
         restore::is_whole(self.target.volume(), anchor).await
     }
 
-    /// What an anchor says, now or in a moment. Fails for one of a later release.
+    /// Reads an anchor, now or in a moment. Fails for one of a later release.
     async fn read_slot(&self, slot: usize) -> Result<Slot, ChunkError> {
         let mut tries = 1;
         loop {

@@ -195,7 +195,7 @@ fn confirmed(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);
     }
-    // What is printed to the standard output may be JSON for a program.
+    // The standard output may be JSON for a program.
     eprint!("{question} [y/N] ");
     std::io::stderr().flush()?;
     let mut answer = String::new();

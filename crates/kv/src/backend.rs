@@ -5,6 +5,7 @@
 //! offset. redb's own order comes from a map with a random seed, and one seed of the simulation must give one
 //! run.
 
+use crate::damage::Refusal;
 use crate::volume::Extent;
 use std::io;
 use std::sync::mpsc::SyncSender;
@@ -29,21 +30,6 @@ pub(crate) enum Answer {
     Done,
     Len(u64),
     Bytes(Vec<u8>),
-}
-
-/// Why a request was not carried out.
-#[derive(Clone, Debug)]
-pub(crate) struct Refusal {
-    /// What is on the drives cannot be read, or is not what was written.
-    pub(crate) is_damage: bool,
-    pub(crate) why: String,
-}
-
-impl From<Refusal> for io::Error {
-    fn from(Refusal { is_damage, why }: Refusal) -> Self {
-        let kind = if is_damage { io::ErrorKind::InvalidData } else { io::ErrorKind::Other };
-        io::Error::new(kind, why)
-    }
 }
 
 /// A message from an engine thread to the worker.

@@ -7,11 +7,12 @@
 //! After a power cut every request gets an error.
 #![allow(clippy::disallowed_methods)]
 
-use crate::backend::{Answer, Ask, Backend, FromLane, Refusal};
+use crate::backend::{Answer, Ask, Backend, FromLane};
+use crate::damage::{Refusal, engine};
 use crate::journal::Mark;
 use crate::pieces;
 use crate::volume::VolumeFile;
-use crate::{Columns, KvError, Row, WriteSet, is_damage};
+use crate::{Columns, KvError, Row, WriteSet};
 use penstock_base::Env;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::cell::RefCell;
@@ -179,7 +180,7 @@ async fn answer_to(file: &VolumeFile, ask: Ask) -> Result<Answer, Refusal> {
         Ask::Read(at, len) => file.read(at, len).await.map(Answer::Bytes),
         Ask::Write(extents) => file.write_all(extents).await.map(|()| Answer::Done),
     };
-    result.map_err(|error| Refusal { is_damage: is_damage(&error), why: error.to_string() })
+    result.map_err(Refusal::from)
 }
 
 /// Serves the requests of all threads. Each runs in a task of its own, since the threads wait independently.
@@ -214,17 +215,6 @@ fn start_lane(
     };
     let thread = std::thread::Builder::new().name(name.into()).spawn(body)?;
     Ok(Lane { jobs, thread: Some(thread) })
-}
-
-/// The error of redb, with its kind: errors of the backend come back as they were given ([`Refusal`]).
-pub(crate) fn engine(error: impl Into<redb::Error>) -> KvError {
-    match error.into() {
-        redb::Error::Corrupted(why) => KvError::Corrupt(why),
-        redb::Error::Io(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            KvError::Corrupt(error.to_string())
-        }
-        error => KvError::Engine(error.to_string()),
-    }
 }
 
 fn run_job(
@@ -326,32 +316,4 @@ fn commit(database: &Database, writes: &WriteSet, mark: Mark, size: &mut u64) ->
     transaction.open_table(MARKS).map_err(engine)?.insert(JOURNAL, &row[..]).map_err(engine)?;
     transaction.commit().map_err(engine)?;
     Ok(Outcome::Done { used_bytes: *size })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use penstock_array::ArrayError;
-    use penstock_base::ArrayId;
-
-    /// Regression: a store was made anew from an old copy because no thread could be started.
-    #[test]
-    fn damage_is_told_from_what_may_pass() {
-        let unreadable =
-            || ArrayError::Unreadable { array: ArrayId::default(), stripe: 1, good: 2, wanted: 3 };
-        let through_redb = |error: ArrayError| {
-            let refusal = Refusal { is_damage: is_damage(&error), why: error.to_string() };
-            engine(redb::StorageError::Io(refusal.into()))
-        };
-        for (error, is_lost) in [
-            (through_redb(unreadable()), true),
-            (KvError::from(unreadable()), true),
-            (engine(redb::StorageError::Corrupted("a page".into())), true),
-            (through_redb(ArrayError::Suspended("the host is full".into())), false),
-            (KvError::from(ArrayError::Closed), false),
-            (engine(redb::StorageError::PreviousIo), false),
-        ] {
-            assert_eq!(matches!(error, KvError::Corrupt(_)), is_lost, "{error}");
-        }
-    }
 }

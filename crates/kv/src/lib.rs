@@ -15,6 +15,7 @@
 
 mod ahead;
 mod backend;
+mod damage;
 mod engine;
 pub mod header;
 pub mod journal;
@@ -30,7 +31,6 @@ pub use lane::Mode;
 pub use memory::MemKv;
 pub use scan::{Pages, Range, for_each, for_each_key};
 
-use penstock_array::ArrayError;
 use penstock_base::{ErrorKind, LocalBoxFuture};
 use std::collections::BTreeMap;
 
@@ -193,7 +193,8 @@ pub enum KvError {
     /// The engine failed or stopped. The store must be opened again.
     #[error("the key-value engine failed: {0}")]
     Engine(String),
-    /// The contents of the store cannot be read, or are not what was written. The engine must be opened again.
+    /// The contents of the store cannot be read, or are not what was written. The engine must be opened
+    /// again.
     #[error("the key-value store is damaged: {0}")]
     Corrupt(String),
     /// The store has a structure of a later release: nothing is wrong with it.
@@ -211,23 +212,6 @@ impl From<penstock_base::DecodeError> for KvError {
             error => Self::Corrupt(error.to_string()),
         }
     }
-}
-
-impl From<ArrayError> for KvError {
-    fn from(error: ArrayError) -> Self {
-        match error {
-            ArrayError::Decode(error) => error.into(),
-            error if is_damage(&error) => Self::Corrupt(error.to_string()),
-            error => Self::Engine(error.to_string()),
-        }
-    }
-}
-
-/// True if what is on the drives cannot be read, or is not what was written; false if a drive, the host or this
-/// process is the reason.
-pub(crate) fn is_damage(error: &ArrayError) -> bool {
-    use ArrayError::{Damaged, Decode, Disagrees, Unreadable};
-    matches!(error, Unreadable { .. } | Disagrees { .. } | Damaged { .. } | Decode(_))
 }
 
 impl KvError {

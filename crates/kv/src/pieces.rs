@@ -7,7 +7,7 @@
 //! change in one transaction.
 
 use crate::KvError;
-use crate::lane::engine;
+use crate::damage::engine;
 use penstock_base::num::to_u32;
 use redb::{ReadableTable, Table};
 

@@ -14,7 +14,7 @@ pub enum StartError {
     Unconfirmed {
         /// Why it is necessary, and what may be lost by it.
         why: String,
-        /// What it would do. Files have no paths yet.
+        /// Its report, had it been done. Files have no paths yet.
         preview: Box<MapRestoreReport>,
     },
     /// No drive of a store was found.

@@ -44,7 +44,7 @@ impl Repair {
                 }
                 metadata_at = env.now() + RETRY;
             }
-            // What could not be read for a moment is read some time, and blocks that were lost are made.
+            // Blocks that could not be read for a moment are read some time, and lost ones are made.
             if env.now() >= listed_at {
                 let listed = self.stripes.listed_from(listed_from, AT_A_TIME);
                 listed_from = listed.last().map_or(Stripe(0), |last| last.next());

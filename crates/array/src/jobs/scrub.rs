@@ -4,10 +4,10 @@
 //! A scrub can be stopped and gone on with. Stripes written behind its position meanwhile are verified by the
 //! next one.
 //!
-//! A repair keeps the strip's version: the bytes are those that the version names. Blocks that nobody can make
-//! delay no others. Where a trailer is written that differs from the one before, because blocks were marked as
-//! lost and can be made now, a record says that the strip is valid, so that no redo brings the marks back.
-//! Parity that disagrees while all strips verify is a defect of ours: it is reported and kept.
+//! A repair keeps the strip's version: the bytes are those that the version names. Blocks that nobody can
+//! make delay no others. Where a trailer is written that differs from the one before, because blocks were
+//! marked as lost and can be made now, a record says that the strip is valid, so that no redo brings the
+//! marks back. Parity that disagrees while all strips verify is a defect of ours: it is reported and kept.
 
 use super::metadata::MetadataScrub;
 use super::{JobProgress, MOST_PAUSE};
@@ -231,7 +231,7 @@ impl Scrub {
             }
             return Ok(Done::All);
         }
-        // What a drive does not return now may be right, and is written over only by what is right.
+        // Bytes that a drive does not return now may be right, and only right ones are written over them.
         let unread: Vec<Position> =
             bad.iter().copied().filter(|at| matches!(found[at], Err(Erased::Unreachable))).collect();
         let made = self.strips.make_bad(stripe, &bad, &mut found, io).await;
@@ -329,7 +329,7 @@ impl Scrub {
 #[derive(Clone, Copy)]
 struct MayLog(bool);
 
-/// What became of a stripe.
+/// The outcome for a stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Done {
     All,

@@ -113,8 +113,8 @@ impl Strips {
         }
     }
 
-    /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. The strip is erased if
-    /// its trailer cannot be read and columns can. None if no column can be read.
+    /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. The strip is erased
+    /// if its trailer cannot be read and columns can. None if no column can be read.
     pub(super) async fn read_blockwise(
         &self,
         stripe: Stripe,
@@ -165,7 +165,8 @@ impl Strips {
         let bad = match erased {
             Erased::Unreachable => return,
             Erased::Strip => 1,
-            // A block that is known to be lost is no new error. Its stripe is listed, and tried again at times.
+            // A block that is known to be lost is no new error. Its stripe is listed, and tried again at
+            // times.
             Erased::Blocks { part, bad } if part.lost_columns().len() == bad.len() => {
                 self.stripes.map_mut().set_unreadable(stripe);
                 self.stripes.want_another_try(stripe);

@@ -1,5 +1,5 @@
-//! Blocks that are marked as lost: everything else goes on as if they were not there, and they are made as soon
-//! as that can be done. Each test is a regression.
+//! Blocks that are marked as lost: everything else goes on as if they were not there, and they are made as
+//! soon as that can be done. Each test is a regression.
 
 use crate::bench::{Machine, NOISE, SLICE_AT, Site, spec, spread, tags, write, write_fresh};
 use crate::outdated::life;
@@ -128,8 +128,8 @@ fn a_redo_without_drives_gives_up_no_strip_that_they_have() {
     .unwrap();
 }
 
-/// A stripe lacks a strip on a blank drive and one on a drive that is away, and has a rotten block. Neither was
-/// made, the blank drive never counted, and the next one that failed was kept.
+/// A stripe lacks a strip on a blank drive and one on a drive that is away, and has a rotten block. Neither
+/// was made, the blank drive never counted, and the next one that failed was kept.
 #[test]
 fn a_strip_that_is_away_keeps_no_stale_one_from_being_made() {
     let mut site = Site::new(spread(4, 2, 9, 2));
@@ -156,8 +156,8 @@ fn a_strip_that_is_away_keeps_no_stale_one_from_being_made() {
     .unwrap();
 }
 
-/// A block that is lost for good kept strips of its stripe from spare places, and the third drive was not given
-/// up.
+/// A block that is lost for good kept strips of its stripe from spare places, and the third drive was not
+/// given up.
 #[test]
 fn a_lost_block_keeps_no_strip_from_a_spare_place() {
     let site = Site::new(spread(4, 2, 10, 2));
@@ -189,7 +189,7 @@ fn one_bad_trailer_keeps_no_member_from_counting() {
     life(&site, 2, &[on[1], on[4]], async |machine| {
         rebuild_two(machine, &site, &on).await?;
         assert!(machine.array.report().members.iter().all(|member| member.state == "active"));
-        // What is left of it, and the others.
+        // The rest of it, and the others.
         assert_eq!(tags(&machine.volume, 2 * 8, 16).await?[0], 1016);
         assert_eq!(tags(&machine.volume, 32, 3 * 32).await?[0], 2000);
         assert!(tags(&machine.volume, 0, 1).await.is_err());
@@ -294,8 +294,8 @@ fn a_strip_with_a_lost_block_comes_back_from_a_spare_place() {
     .unwrap();
 }
 
-/// Each read of a good block had the whole stripe scrubbed, and counted the lost blocks as errors of drives that
-/// have none.
+/// Each read of a good block had the whole stripe scrubbed, and counted the lost blocks as errors of drives
+/// that have none.
 #[test]
 fn reads_beside_a_lost_block_count_no_errors() {
     let (site, on) = two_replaced(async |machine| rot(machine, 0, 0, 3).await);

@@ -3,8 +3,8 @@
 //!
 //! `PENSTOCK_SEEDS=A..B` replaces the few default seeds.
 //!
-//! A block may be unreadable. One that is read is what somebody wrote there since the last flush, or the flushed
-//! contents, and is whole.
+//! A block may be unreadable. One that is read is what somebody wrote there since the last flush, or the
+//! flushed contents, and is whole.
 
 use crate::bench::{DISK_BYTES, IO, Machine, NOISE, SLICE_AT, Site, block_of, buf_of, spec, spread};
 use penstock_array::place::MemberNo;

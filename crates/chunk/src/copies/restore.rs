@@ -206,8 +206,8 @@ pub(super) async fn is_whole(volume: &Volume, anchor: &Anchor) -> Result<bool, C
     }
 }
 
-/// The newest copy on a volume of which all can be read. Without one, the error says why. Fails for a copy of a
-/// later release.
+/// The newest copy on a volume of which all can be read. Without one, the error says why. Fails for a copy of
+/// a later release.
 pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError> {
     let (mut found, mut others, mut why): (Option<Found>, Vec<Run>, _) = (None, Vec::new(), Vec::new());
     for slot in 0..2 {

@@ -137,8 +137,8 @@ fn is_to_be_kept(error: &StartError) -> bool {
     }
 }
 
-/// True if the rows are not what was written, or cannot be read. Else the machine, a drive's answer to a write
-/// or something else may be the reason, and nothing says that they are lost.
+/// True if the rows are not what was written, or cannot be read. Else the machine, a drive's answer to a
+/// write or something else may be the reason, and nothing says that they are lost.
 fn is_lost(error: &StartError) -> bool {
     match error {
         StartError::Kv(error) | StartError::Meta(MetaError::Kv(error)) => {

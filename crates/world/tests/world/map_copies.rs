@@ -516,8 +516,8 @@ fn a_preallocated_file_that_was_written_is_listed() {
     }
 }
 
-/// Anchors that could not be read for a moment were made void, and both copies were given up before a new one was
-/// made.
+/// Anchors that could not be read for a moment were made void, and both copies were given up before a new one
+/// was made.
 #[test]
 fn copies_that_cannot_be_read_for_a_moment_are_not_given_up() {
     let site = Site::new();

@@ -1,9 +1,9 @@
-//! Destage in place: columns of a written stripe, as many as fit in a record, so that a strip gets one trailer
-//! for all of them.
+//! Destage in place: columns of a written stripe, as many as fit in a record, so that a strip gets one
+//! trailer for all of them.
 //!
 //! Near columns are read and coded together, as a range. Read-modify-write reads the old contents of the
-//! changed strips and the old parity; reconstruct-write reads the data strips that do not change. The way that
-//! reads less is taken, for each range.
+//! changed strips and the old parity; reconstruct-write reads the data strips that do not change. The way
+//! that reads less is taken, for each range.
 
 use super::{Destage, DirtyColumns, IO};
 use crate::error::ArrayError;

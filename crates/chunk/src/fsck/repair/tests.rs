@@ -161,7 +161,8 @@ fn each_owner_of_a_block_except_the_first_gets_a_copy() {
     });
 }
 
-/// Regression: a store that was restored from a copy of the map, and had such a block, was never served again.
+/// Regression: a store that was restored from a copy of the map, and had such a block, was never served
+/// again.
 #[test]
 fn a_block_with_two_owners_that_cannot_be_read_stays_with_the_first() {
     on_a_volume(async |bench| {

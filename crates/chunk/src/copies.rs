@@ -11,6 +11,7 @@
 //!
 //! Invariants:
 //! - an anchor is written after all that it names is durable, and is made void before that is freed;
+//! - nothing of a copy is freed while no other one is known to be whole, but if there is no other;
 //! - rows that a copy has were read after its version was taken and all writes before that were committed.
 
 pub mod format;
@@ -29,7 +30,7 @@ use format::{
     ANCHOR_BLOCKS, Pieces, SEGMENT_BYTES, SegmentHead, blocks_in, encode_index, index_bytes, put_row,
     row_bytes,
 };
-use penstock_array::Volume;
+use penstock_array::{Discard, Volume};
 use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{
     BLOCK_BYTES, Birth, Buf, BufMut, Class, DecodeError, Enc, Env, ErrorKind, FileId, Ino, IoContext,
@@ -96,17 +97,34 @@ async fn read_anchor(anchors: &Volume, slot: usize) -> Result<Anchor, ChunkError
     }
 }
 
-/// Writes the bytes of an anchor, durably; none for no anchor.
+/// Makes an anchor void, durably. Stripes of it that were lost can be written again.
+async fn void_anchor(anchors: &Volume, slot: usize) -> Result<(), ChunkError> {
+    let each = anchors.blocks() / 2 / anchors.stripe_blocks();
+    let left = anchors.discard(slot as u64 * each, each, Discard::InTable).await?;
+    match left.is_empty() {
+        true => Ok(()),
+        false => {
+            Err(ChunkError::Invalid("the place of an anchor is in a lost page of the stripe table".into()))
+        }
+    }
+}
+
+/// Writes an anchor in the place of another one, durably, and reads it back.
 async fn write_anchor(anchors: &Volume, slot: usize, bytes: &[u8]) -> Result<(), ChunkError> {
     let (block, count) = place_of(anchors, slot);
     if bytes.len() > to_usize(count) * BLOCK_BYTES {
         return Err(ChunkError::Invalid("a copy of the map is in too many pieces".into()));
     }
-    let mut padded = BufMut::zeroed(bytes.len().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES));
+    void_anchor(anchors, slot).await?;
+    let mut padded = BufMut::zeroed(to_usize(count) * BLOCK_BYTES);
     padded.as_mut()[..bytes.len()].copy_from_slice(bytes);
     let data = padded.freeze();
     anchors.write(block, &data, &crc32c_blocks(&data)).await?;
-    Ok(anchors.flush().await?)
+    anchors.flush().await?;
+    match anchors.read(block, count, IO).await?.gather()[..] == data[..] {
+        true => Ok(()),
+        false => Err(ChunkError::Invalid("an anchor does not read back".into())),
+    }
 }
 
 /// The newest copy that an anchor names. It may not be whole.
@@ -135,14 +153,14 @@ enum Slot {
     /// It was read, and is no anchor.
     Void,
     /// It cannot be read, and may be one.
-    Unread(ChunkError),
+    Unread,
 }
 
 impl Slot {
     fn anchor(self) -> Option<Anchor> {
         match self {
             Self::Names(anchor) => Some(anchor),
-            Self::Void | Self::Unread(_) => None,
+            Self::Void | Self::Unread => None,
         }
     }
 }
@@ -189,7 +207,9 @@ impl Copies {
         let _making = Making(&self.is_making);
         let (slot, may_free) = self.oldest().await?;
         // Before its copy is freed. The other one stays as it is.
-        write_anchor(&self.anchors, slot, &[]).await?;
+        if may_free {
+            void_anchor(&self.anchors, slot).await?;
+        }
         let serial = self.remove_others(may_free).await? + 1;
         let made = self.write_copy(serial, is_copied).await;
         let anchored = match &made {
@@ -208,29 +228,42 @@ impl Copies {
     }
 
     /// The number of the anchor that is to be written over, which counts as void now: one without a copy, one
-    /// that is not what was written, one that cannot be read or whose copy cannot, or the older one. False if
-    /// the other one may name a copy that is not known, so that none may be freed.
+    /// that is not what was written, one that cannot be read or whose copy cannot, or the older one. True if
+    /// other copies than the one that stays may be freed: that one is whole, or there is none.
     async fn oldest(&self) -> Result<(usize, bool), ChunkError> {
         let mut slots = [Slot::Void, Slot::Void];
         for (slot, found) in slots.iter_mut().enumerate() {
             *found = self.read_slot(slot).await?;
         }
-        let may_free = !matches!(slots, [Slot::Unread(_), Slot::Void] | [Slot::Void, Slot::Unread(_)]);
-        let slot = match &slots {
-            [Slot::Unread(why), Slot::Unread(_)] => return Err(why.clone()),
-            [Slot::Void, _] => 0,
-            [_, Slot::Void] => 1,
-            [Slot::Unread(_), Slot::Names(other)] => self.unless_it_is_the_last(0, other).await?,
-            [Slot::Names(other), Slot::Unread(_)] => self.unless_it_is_the_last(1, other).await?,
+        let (slot, may_free) = match &slots {
+            [Slot::Void, Slot::Void | Slot::Names(_)] => (0, true),
+            [Slot::Names(_), Slot::Void] => (1, true),
+            [Slot::Void | Slot::Unread, Slot::Unread] => (0, false),
+            [Slot::Unread, Slot::Void] => (1, false),
+            [Slot::Unread, Slot::Names(other)] => {
+                if self.is_whole(other).await? {
+                    (0, true)
+                } else {
+                    (1, false)
+                }
+            }
+            [Slot::Names(other), Slot::Unread] => {
+                if self.is_whole(other).await? {
+                    (1, true)
+                } else {
+                    (0, false)
+                }
+            }
             [Slot::Names(first), Slot::Names(second)] => {
-                let (older, newer, anchor) =
-                    if first.serial <= second.serial { (0, 1, second) } else { (1, 0, first) };
-                match self.is_whole(anchor).await? {
-                    true => older,
-                    false => {
-                        tracing::error!(serial = anchor.serial, "a copy of the map cannot be read any more");
-                        newer
-                    }
+                let ((older, old), (newer, new)) = match first.serial <= second.serial {
+                    true => ((0, first), (1, second)),
+                    false => ((1, second), (0, first)),
+                };
+                if self.is_whole(new).await? {
+                    (older, true)
+                } else {
+                    tracing::error!(serial = new.serial, "a copy of the map cannot be read any more");
+                    if self.is_whole(old).await? { (newer, true) } else { (older, false) }
                 }
             }
         };
@@ -238,17 +271,6 @@ impl Copies {
         known[slot] = None;
         *self.known.borrow_mut() = known;
         Ok((slot, may_free))
-    }
-
-    /// The slot of an anchor that cannot be read, if all of the other copy can be.
-    async fn unless_it_is_the_last(&self, slot: usize, other: &Anchor) -> Result<usize, ChunkError> {
-        match self.is_whole(other).await? {
-            true => Ok(slot),
-            false => Err(ChunkError::Invalid(format!(
-                "copy {} of the map cannot be read, nor can the anchor of the other one",
-                other.serial
-            ))),
-        }
     }
 
     /// True if all of a copy can be read, now or in a moment.
@@ -270,7 +292,10 @@ impl Copies {
                 Ok(anchor) => return Ok(Slot::Names(anchor)),
                 Err(error) if restore::is_later(&error) => return Err(error),
                 Err(ChunkError::Row(_) | ChunkError::Invalid(_)) => return Ok(Slot::Void),
-                Err(error) if tries == TRIES => return Ok(Slot::Unread(error)),
+                Err(error) if tries == TRIES => {
+                    tracing::error!(slot, %error, "the anchor of a copy of the map cannot be read");
+                    return Ok(Slot::Unread);
+                }
                 Err(_) => {
                     tries += 1;
                     self.env.sleep(PAUSE).await;

@@ -51,7 +51,10 @@ pub fn restore(
     let lacking = if accept_loss { Lacking::Accept } else { Lacking::Refuse };
     let newer = if keep_changed { Newer::Stay } else { Newer::AreCollected };
     let go = |is_confirmed, may_pass_over| {
-        let how = (lacking, Restore { newer, is_confirmed, may_pass_over, is_forced: force });
+        let how = (
+            lacking,
+            Restore { newer, is_confirmed, may_pass_over, may_lack: accept_loss, is_forced: force },
+        );
         block_on(run(&env, &folder, given.as_ref(), how)).map_err(|error| anyhow!("no worker: {error}"))?
     };
     if accept_loss && !yes && !confirm("--accept-loss gives up for good what only drives have that are away")?
@@ -62,7 +65,10 @@ pub fn restore(
     let report = match go(false, force) {
         Err(error) => match error.downcast_ref() {
             Some(StartError::Unconfirmed { why, preview }) => {
-                let back = "they are set back to that copy, and the file system is repaired";
+                let back = format!(
+                    "the store in {} is set back to that copy, and the file system is repaired",
+                    folder.path.display()
+                );
                 let asked = !yes && confirm(&format!("{why}\n{back}"))?;
                 if !yes && !asked {
                     bail!("nothing was restored; --yes goes on without a question");
@@ -120,6 +126,7 @@ async fn run(
     let is_recorded = file.is_some();
     let mut found = Found::of(folder, file);
     found.add_given(given);
+    found.refuse_several();
     wait_for_locks(&found.paths);
     note!("reading the copy of the map");
     let events = EventFiles::open(&folder.path).map_err(|why| anyhow!(why))?;
@@ -134,10 +141,18 @@ async fn run(
             None
         }
         // An earlier restore, whose repair was interrupted.
-        None => kept(folder).unwrap_or_else(|error| {
-            note!("the list of files is lost: {error:#}");
-            None
-        }),
+        None => {
+            let earlier = kept(folder).unwrap_or_else(|error| {
+                note!("the list of files is lost: {error:#}");
+                None
+            });
+            let is_of_this =
+                earlier.as_ref().map(|earlier| node.map_copies().newest() == Some(earlier.copy.clone()));
+            if is_of_this != Some(true) {
+                note!("the list of changed files is not in this folder");
+            }
+            earlier.filter(|_| is_of_this == Some(true))
+        }
     };
     note!("the rows are restored; repairing the file system");
     let mut repaired = node.repair_fs().await;

@@ -293,6 +293,11 @@ impl Found {
         let given: Vec<String> = given.cloned().collect();
         self.paths.extend(given);
     }
+
+    /// The folder has no record of a store: all drives that are found must be of one.
+    pub fn refuse_several(&mut self) {
+        self.is_found_on_given = self.file.is_none();
+    }
 }
 
 /// Opens the store on these drives, or makes its key-value store anew from a copy of the map.

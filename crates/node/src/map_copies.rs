@@ -58,7 +58,7 @@ impl MapCopies {
     }
 
     /// The newest copy; none if there is none.
-    pub(crate) fn newest(&self) -> Option<MapCopyReport> {
+    pub fn newest(&self) -> Option<MapCopyReport> {
         Some(report_of(&self.copies.as_ref()?.newest()?))
     }
 

@@ -236,6 +236,7 @@ impl Site {
                 newer,
                 is_confirmed: true,
                 may_pass_over: true,
+                may_lack: true,
                 is_forced: false,
             }),
         };

@@ -35,7 +35,7 @@ use crate::stripes::census::StripeState;
 use crate::stripes::load::{END, Unread};
 use crate::stripes::promises::Target;
 use crate::stripes::table::StripeTable;
-use crate::strips::{Part, StripWrite, Strips};
+use crate::strips::{Found, Part, StripWrite, Strips};
 use futures_util::StreamExt;
 use futures_util::future::{Either, join_all, select};
 use futures_util::stream::FuturesUnordered;
@@ -651,6 +651,8 @@ impl Rebuild {
         if lost > 0 {
             self.stripes.map_mut().set_unreadable(stripe);
             tracing::error!(array = self.context.name, %stripe, lost, "blocks cannot be rebuilt and are marked as lost");
+            // They may be readable in a moment.
+            self.stripes.want_another_try(stripe);
         } else if self.stripes.map().is_unreadable(stripe) {
             self.stripes.want_repair(stripe);
         }
@@ -706,15 +708,12 @@ impl Rebuild {
         let reading = self.state.reading.acquire().await.expect("it is never closed");
         let parts = match pass {
             Pass::Lacking(_) => {
-                let stale = self.stripes.stale(stripe);
-                // Strips that are away may come back, with blocks that nobody else has.
-                let away = self.lacking(stripe).without(stale);
-                match self.strips.remake(stripe, &positions, away, io).await {
-                    Err(ArrayError::Unreadable { .. })
-                        if !away.is_empty() && !distinct.common(stale).is_empty() =>
-                    {
+                let (stale, all) = (self.stripes.stale(stripe), 0..self.context.geo.strip_blocks);
+                match self.strips.recover(stripe, &positions, &all, Found::default(), io).await {
+                    // Those on drives that are away are as they were, should these come back.
+                    Err(ArrayError::Unreadable { .. }) if !distinct.common(stale).is_empty() => {
                         targets.retain(|(position, _)| stale.contains(*position));
-                        self.strips.remake(stripe, &positions_of(&targets), Positions::NONE, io).await?
+                        self.strips.remake(stripe, &positions_of(&targets), io).await?
                     }
                     made => made?,
                 }

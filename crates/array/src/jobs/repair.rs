@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Time before stripes that are listed as unreadable are tried again.
 const LISTED: Duration = Duration::from_secs(600);
 /// Listed stripes that are tried at a time.
-const AT_A_TIME: usize = 64;
+const AT_A_TIME: usize = 512;
 
 /// The repair task of one array.
 pub(crate) struct Repair {

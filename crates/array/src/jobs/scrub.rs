@@ -14,7 +14,7 @@ use super::{JobProgress, MOST_PAUSE};
 use crate::context::Context;
 use crate::counters::Counts;
 use crate::error::ArrayError;
-use crate::format::record::Entry;
+use crate::format::record::{Entry, StripPatch};
 use crate::log::space::LogSpace;
 use crate::members::{Life, Members, WhenSuspended};
 use crate::moves::Moves;
@@ -24,8 +24,8 @@ use crate::site::Site;
 use crate::stripes::Stripes;
 use crate::stripes::load::{END, Unread};
 use crate::strips::{Erased, Part, StripWrite, Strips};
-use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Stripe};
+use penstock_base::num::{to_u16, to_u32};
+use penstock_base::{BLOCK_BYTES, Buf, Stripe};
 use penstock_drive::Io;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -246,7 +246,7 @@ impl Scrub {
                 repairs.push((position, repair));
             }
         }
-        if !may_log.0 && repairs.iter().any(|(_, repair)| matches!(repair, Repair::Marks(..))) {
+        if !may_log.0 && repairs.iter().any(|(_, repair)| repair.writes_trailer()) {
             return Ok(Done::NeedsLog);
         }
         let mut repaired = Ok(());
@@ -278,23 +278,26 @@ impl Scrub {
         repair: Repair,
     ) -> Result<(), ArrayError> {
         let version = self.stripes.version(stripe, position);
-        let repaired = match repair {
+        let life = self.members.life(self.stripes.member(stripe, position));
+        let writes_trailer = repair.writes_trailer();
+        let (is_missed, repaired) = match repair {
             Repair::Nothing => return Ok(()),
             Repair::Strip(part) => {
-                let blocks = part.crcs.len() - part.lost_columns().len() + 1;
                 let landed = self.strips.write_strip(stripe, position, &part, version, WRITE).await?;
-                landed.map_or(0, |_| blocks as u64)
+                (landed.is_none(), part.crcs.len() as u64 + 1)
             }
-            Repair::Marks(part, blocks) => {
-                let Some(life) = self.strips.write_strip(stripe, position, &part, version, WRITE).await?
-                else {
-                    return Ok(());
-                };
-                self.members.flush_all(IO.at("scrub.flush")).await?;
-                self.forget_records(stripe, position, life).await?;
-                blocks
+            Repair::Part { part, columns } => {
+                let block =
+                    |column: &usize| part.data.slice(column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES);
+                let payload: Vec<Buf> = columns.iter().map(block).collect();
+                let repaired = columns.len() as u64;
+                let columns = columns.into_iter().map(to_u16).collect();
+                let patches = [StripPatch { position, version, columns, crcs: part.crcs }];
+                let none = Positions::NONE;
+                let missed = self.strips.write_patches(stripe, none, &patches, &payload, WRITE).await?;
+                (missed != none, repaired)
             }
-            Repair::Blocks(part, columns) => {
+            Repair::Blocks { part, columns } => {
                 let mut repaired = 0;
                 for column in columns {
                     let block = part.data.slice(column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES);
@@ -302,9 +305,16 @@ impl Scrub {
                         self.strips.write_columns(stripe, position, to_u32(column), block, WRITE).await?;
                     repaired += u64::from(landed.is_some());
                 }
-                repaired
+                (false, repaired)
             }
         };
+        if is_missed {
+            return Ok(());
+        }
+        if writes_trailer {
+            self.members.flush_all(IO.at("scrub.flush")).await?;
+            self.forget_records(stripe, position, life).await?;
+        }
         self.context.count(|counts| counts.repaired_blocks += repaired);
         self.members.count_repaired(self.stripes.member(stripe, position), repaired);
         tracing::info!(array = self.context.name, %stripe, %position, repaired, "strip repaired");
@@ -344,33 +354,51 @@ enum Repair {
     Nothing,
     /// All of it is written again.
     Strip(Part),
-    /// So many blocks that are marked as lost can be made: it gets another trailer.
-    Marks(Part, u64),
+    /// These columns are written again, and the trailer. Other bytes stay as they are.
+    Part { part: Part, columns: Vec<usize> },
     /// These columns are written again.
-    Blocks(Part, Vec<usize>),
+    Blocks { part: Part, columns: Vec<usize> },
 }
 
 impl Repair {
     /// The repair of what was found by what could be made. None if they disagree.
     fn of(found: Result<&Part, &Erased>, made: &Part) -> Option<Self> {
+        let hopeless = made.lost_columns();
+        let all = 0..made.crcs.len();
+        let made_of = |columns: &mut dyn Iterator<Item = usize>| -> Vec<usize> {
+            columns.filter(|column| !hopeless.contains(column)).collect()
+        };
         let (rotten, bad) = match found {
             // Read block by block, it is good.
             Ok(_) => return Some(Self::Nothing),
-            Err(Erased::Unreachable | Erased::Strip) => return Some(Self::Strip(made.clone())),
+            Err(Erased::Unreachable | Erased::Strip) => {
+                let columns = made_of(&mut all.clone());
+                return Some(match (hopeless.is_empty(), columns.is_empty()) {
+                    (true, _) => Self::Strip(made.clone()),
+                    // Nothing is gained, and the trailer may have been read wrong.
+                    (_, true) => Self::Nothing,
+                    _ => Self::Part { part: made.clone(), columns },
+                });
+            }
             Err(Erased::Blocks { part, bad }) => (part, bad),
         };
         if !rotten.agrees_with(made) {
             return None;
         }
-        let hopeless = made.lost_columns();
-        let can_be_made = |column: &usize| !hopeless.contains(column);
-        let marked = rotten.lost_columns().into_iter().filter(can_be_made).count();
-        let columns: Vec<usize> = bad.iter().copied().filter(can_be_made).collect();
-        Some(match (marked, columns.is_empty()) {
-            (_, true) => Self::Nothing,
-            (0, false) => Self::Blocks(made.clone(), columns),
-            // Others stay as they are.
-            _ => Self::Marks(made.with_columns_of(rotten, &hopeless), columns.len() as u64),
+        let columns = made_of(&mut bad.iter().copied());
+        let marked = made_of(&mut rotten.lost_columns().into_iter());
+        Some(match (columns.is_empty(), marked.is_empty()) {
+            (true, _) => Self::Nothing,
+            (_, true) => Self::Blocks { part: made.clone(), columns },
+            _ => {
+                let crcs = all.map(|at| if hopeless.contains(&at) { rotten.crcs[at] } else { made.crcs[at] });
+                Self::Part { part: Part { data: made.data.clone(), crcs: crcs.collect() }, columns }
+            }
         })
+    }
+
+    /// True if the trailer is written, which records in the log may have otherwise.
+    fn writes_trailer(&self) -> bool {
+        matches!(self, Self::Strip(_) | Self::Part { .. })
     }
 }

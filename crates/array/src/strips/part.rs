@@ -60,16 +60,6 @@ impl Part {
         (0..made.crcs.len()).all(|at| self.crcs[at] == made.crcs[at] || lost.contains(&at))
     }
 
-    /// This part with columns of another one, which has the same.
-    pub(crate) fn with_columns_of(&self, other: &Part, columns: &[usize]) -> Self {
-        assert_eq!(self.crcs.len(), other.crcs.len(), "the same columns");
-        let of = |at: usize| if columns.contains(&at) { other } else { self };
-        let all = 0..self.crcs.len();
-        let blocks: Vec<Buf> = all.clone().map(|at| of(at).columns(at..at + 1).data).collect();
-        let crcs = all.map(|at| of(at).crcs[at]).collect();
-        Self { data: penstock_base::buf::gather(&blocks), crcs }
-    }
-
     /// Part of an unproved strip, proved: every column agrees with its checksum.
     pub(crate) fn prove(self) -> Result<Self, Erased> {
         match self.bad_columns() {
@@ -162,12 +152,6 @@ mod tests {
         let agree = |one: &[u32], other: &[u32]| part(one).agrees_with(&part(other));
         assert!(agree(&[LOST_CRC, 5], &[7, 5]) && agree(&[7, 5], &[LOST_CRC, 5]));
         assert!(!agree(&[4, LOST_CRC], &[5, 5]));
-    }
-
-    #[test]
-    fn columns_are_taken_from_another_part() {
-        let mixed = part(&[1, 2, 3]).with_columns_of(&part(&[4, 5, 6]), &[0, 2]);
-        assert_eq!((mixed.crcs, mixed.data.len()), (vec![4, 2, 6], 3 * BLOCK_BYTES));
     }
 
     #[test]

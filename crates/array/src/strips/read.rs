@@ -113,8 +113,8 @@ impl Strips {
         }
     }
 
-    /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. The strip is erased
-    /// if its trailer cannot be read and columns can. None if no column can be read.
+    /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. None if no column can
+    /// be read, or if the trailer cannot: it may be right.
     pub(super) async fn read_blockwise(
         &self,
         stripe: Stripe,
@@ -127,13 +127,16 @@ impl Strips {
         }
         let place = self.stripes.place(stripe, position);
         let slice = self.members.slice(place.member)?;
-        let crcs = self.trailer_crcs(stripe, position, io).await;
+        let crcs = match self.read_trailer((&slice, place.row), stripe, position, io).await {
+            Ok(crcs) => crcs,
+            Err(Erased::Unreachable) => return None,
+            Err(bad) => return Some(Err(bad)),
+        };
         let at = self.context.geo.block_at(place.row, columns.start);
         let read = salvage::read(&slice, at, bytes_of(columns), io).await;
         if (0..columns.len()).all(|column| !read.has(column, 1)) {
             return None;
         }
-        let Some(crcs) = crcs else { return Some(Err(Erased::Strip)) };
         let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
         let part = Part { data: read.bytes().clone(), crcs };
         let missing = (0..columns.len()).filter(|column| !read.has(*column, 1));

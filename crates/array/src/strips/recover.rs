@@ -3,7 +3,7 @@
 use super::part::make;
 use super::{Erased, Found, Part, Strips};
 use crate::error::ArrayError;
-use crate::place::{Position, Positions};
+use crate::place::Position;
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
@@ -15,9 +15,8 @@ use std::ops::Range;
 enum Hopeless {
     /// Nothing is made.
     Fails,
-    /// They are marked as lost ([`Part::lost`]), unless so many strips that are away could help. If nothing
-    /// can be made, all are, unless drives do not answer.
-    IsMarked { away: usize },
+    /// They are marked as lost ([`Part::lost`]). If nothing can be made, all are, unless drives do not answer.
+    IsMarked,
 }
 
 fn numbers(positions: &[Position]) -> Vec<usize> {
@@ -64,17 +63,15 @@ impl Strips {
     }
 
     /// Makes full strips from the others. Blocks that cannot be made are marked as lost, so that the others
-    /// are redundant again. Fails if some could be made with the strips that are `away`, or if none can be
-    /// made and drives do not answer.
+    /// are redundant again. Fails if none can be made and drives do not answer.
     pub(crate) async fn remake(
         &self,
         stripe: Stripe,
         wanted: &[Position],
-        away: Positions,
         io: Io,
     ) -> Result<Vec<Part>, ArrayError> {
-        let (all, away) = (0..self.context.geo.strip_blocks, away.len());
-        self.recover_columns(stripe, wanted, &all, Found::default(), (Hopeless::IsMarked { away }, io)).await
+        let all = 0..self.context.geo.strip_blocks;
+        self.recover_columns(stripe, wanted, &all, Found::default(), (Hopeless::IsMarked, io)).await
     }
 
     /// Makes full strips that were found bad. What was found of the stripe is read again block by block where
@@ -88,7 +85,7 @@ impl Strips {
     ) -> Result<Vec<Part>, ArrayError> {
         let all = 0..self.context.geo.strip_blocks;
         self.read_single_blocks(stripe, &all, found, io).await;
-        self.decode_columns(stripe, bad, all.len(), found, Hopeless::IsMarked { away: 0 })
+        self.decode_columns(stripe, bad, all.len(), found, Hopeless::IsMarked)
     }
 
     /// A strip as it is, for another place: bad blocks that cannot be made stay bad, with their checksums.
@@ -146,7 +143,7 @@ impl Strips {
                 available.into_iter().skip(lacking).chain(wanted.iter().copied()).collect();
             found.extend(self.read_parts(stripe, &rest, columns, io).await);
         }
-        if hopeless != Hopeless::Fails {
+        if hopeless == Hopeless::IsMarked {
             self.read_single_blocks(stripe, columns, &mut found, io).await;
         }
         self.decode_columns(stripe, wanted, columns.len(), &found, hopeless)
@@ -211,10 +208,6 @@ impl Strips {
             let all = self.context.geo.all_strips();
             all.iter().filter(|at| found.get(at).is_some_and(good)).collect()
         };
-        let may_mark = |good: &[Position]| match hopeless {
-            Hopeless::Fails => false,
-            Hopeless::IsMarked { away } => good.len() + away < self.context.geo.k,
-        };
         // The runs of each wanted strip, in order.
         let mut runs: Vec<Vec<Part>> = vec![Vec::new(); wanted.len()];
         let (mut start, mut lost, mut has_some) = (0, None, false);
@@ -222,7 +215,7 @@ impl Strips {
             let good = good_at(start);
             let end = (start + 1..count).find(|column| good_at(*column) != good).unwrap_or(count);
             let made = match self.decode_run(stripe, wanted, start..end, &good, found) {
-                Err(error @ ArrayError::Unreadable { .. }) if may_mark(&good) => {
+                Err(error @ ArrayError::Unreadable { .. }) if hopeless == Hopeless::IsMarked => {
                     lost = Some(error);
                     vec![Part::lost(end - start); wanted.len()]
                 }

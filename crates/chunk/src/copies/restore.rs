@@ -14,7 +14,7 @@
 //! then nothing is written on the volume, and the restore can be made again.
 
 use super::format::{Anchor, Pieces, SegmentHead, blocks_in, decode_index, take_rows};
-use super::{IO, NONE_MADE, file_of, read_anchor, write_anchor};
+use super::{IO, NONE_MADE, file_of, read_anchor, void_anchor};
 use crate::ChunkError;
 use crate::free::{Groups, Run};
 use crate::rows::{
@@ -211,8 +211,10 @@ pub(super) async fn is_whole(volume: &Volume, anchor: &Anchor) -> Result<bool, C
 pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError> {
     let (mut found, mut others, mut why): (Option<Found>, Vec<Run>, _) = (None, Vec::new(), Vec::new());
     for slot in 0..2 {
+        let mut serial = u64::MAX;
         let read = async {
             let anchor = read_anchor(anchors, slot).await?;
+            serial = anchor.serial;
             let pieces = verify(volume, &anchor).await.map_err(|error| match is_later(&error) {
                 true => error,
                 false => ChunkError::Invalid(format!("copy {}: {error}", anchor.serial)),
@@ -230,17 +232,18 @@ pub async fn find(volume: &Volume, anchors: &Volume) -> Result<Found, ChunkError
                 found = Some(newer);
             }
             Err(error) if is_later(&error) => return Err(error),
-            Err(error) => why.push(error.to_string()),
+            Err(error) => why.push((serial, error.to_string())),
         }
     }
     match found {
         Some(found) => {
-            // Nothing is wrong where none was made.
-            let passed_over = why.into_iter().filter(|why| why != NONE_MADE).collect();
+            // Nothing is wrong where none was made, and an older one is not missed.
+            let is_missed = |(serial, why): &(u64, String)| *serial > found.anchor.serial && why != NONE_MADE;
+            let passed_over = why.into_iter().filter(is_missed).map(|(_, why)| why).collect();
             Ok(Found { others, passed_over, ..found })
         }
         None => {
-            let why = why.join("; ");
+            let why = why.into_iter().map(|(_, why)| why).collect::<Vec<_>>().join("; ");
             Err(ChunkError::Invalid(format!("there is no copy of the map that can be used: {why}")))
         }
     }
@@ -426,7 +429,7 @@ pub async fn restore(
 ) -> Result<Restored, ChunkError> {
     let restored = fill(found, volume, kv, names, how).await?;
     kv.flush().await?;
-    write_anchor(&found.anchors, 1 - found.slot, &[]).await?;
+    void_anchor(&found.anchors, 1 - found.slot).await?;
     let mut last = names.last()?;
     last.reclaims();
     kv.commit_durable(last).await?;

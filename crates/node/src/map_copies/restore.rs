@@ -32,6 +32,8 @@ pub struct Restore {
     pub is_confirmed: bool,
     /// A newer copy that cannot be read may be given up.
     pub may_pass_over: bool,
+    /// Also while drives are missing that may have the rows.
+    pub may_lack: bool,
     /// Also if every row can be read, or if it is not certain that they are lost.
     pub is_forced: bool,
 }
@@ -155,7 +157,7 @@ pub(crate) async fn restore_rows(
     arrays: &Arrays<'_>,
     mode: Mode,
     home: Home,
-    Restore { newer, is_confirmed, may_pass_over, is_forced }: Restore,
+    Restore { newer, is_confirmed, may_pass_over, may_lack, is_forced }: Restore,
 ) -> Result<(Rc<AheadKv>, Option<Restored>), StartError> {
     let (volume, anchors) = arrays.parts()?;
     let why = match read_all_patiently(env, arrays, mode, home).await {
@@ -177,7 +179,18 @@ pub(crate) async fn restore_rows(
                 "{error}\nnothing says that names and maps are lost, so nothing was changed; if they are, --force goes on"
             )));
         }
-        Err(error) => format!("names and maps cannot be read: {error}"),
+        Err(error) => {
+            let members = arrays.meta.report().members;
+            let missing = members.iter().filter(|member| member.state == "missing");
+            let missing: Vec<String> = missing.map(|member| member.drive.to_string()).collect();
+            if !missing.is_empty() && !may_lack && !is_forced {
+                return Err(StartError::Refused(format!(
+                    "{error}\nmissing drives may have what cannot be read, so nothing was changed: bring back {}; --accept-loss gives up what only they have",
+                    missing.join(", ")
+                )));
+            }
+            format!("names and maps cannot be read: {error}")
+        }
     };
     let mut found = scoped(find(&volume, &anchors)).await;
     for _ in 1..TRIES {

@@ -15,7 +15,7 @@ use std::ops::Range;
 enum Hopeless {
     /// Nothing is made.
     Fails,
-    /// They are marked as lost ([`Part::lost`]). If nothing can be made, all are, unless drives do not answer.
+    /// They are marked as lost ([`Part::lost`]). If nothing can be made all are, unless drives do not answer.
     IsMarked,
 }
 

@@ -357,8 +357,9 @@ impl Stripes {
     /// The first stripes from `from` on, at most `most`, that are listed as unreadable and have enough
     /// strips.
     pub(crate) fn listed_from(&self, from: Stripe, most: usize) -> Vec<Stripe> {
-        let all: Vec<Stripe> = self.map().unreadable().range(from..).copied().collect();
-        all.into_iter().filter(|stripe| !self.is_lost(*stripe)).take(most).collect()
+        let map = self.map();
+        let listed = map.unreadable().range(from..).filter(|stripe| !self.is_lost(**stripe));
+        listed.take(most).copied().collect()
     }
 
     /// Has a stripe scrubbed: something bad was found in it.

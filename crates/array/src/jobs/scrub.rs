@@ -25,7 +25,7 @@ use crate::stripes::Stripes;
 use crate::stripes::load::{END, Unread};
 use crate::strips::{Erased, Part, StripWrite, Strips};
 use penstock_base::num::{to_u16, to_u32};
-use penstock_base::{BLOCK_BYTES, Buf, Stripe};
+use penstock_base::{Buf, Stripe};
 use penstock_drive::Io;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -287,9 +287,7 @@ impl Scrub {
                 (landed.is_none(), part.crcs.len() as u64 + 1)
             }
             Repair::Part { part, columns } => {
-                let block =
-                    |column: &usize| part.data.slice(column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES);
-                let payload: Vec<Buf> = columns.iter().map(block).collect();
+                let payload: Vec<Buf> = columns.iter().map(|at| part.columns(*at..at + 1).data).collect();
                 let repaired = columns.len() as u64;
                 let columns = columns.into_iter().map(to_u16).collect();
                 let patches = [StripPatch { position, version, columns, crcs: part.crcs }];
@@ -300,7 +298,7 @@ impl Scrub {
             Repair::Blocks { part, columns } => {
                 let mut repaired = 0;
                 for column in columns {
-                    let block = part.data.slice(column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES);
+                    let block = part.columns(column..column + 1).data;
                     let landed =
                         self.strips.write_columns(stripe, position, to_u32(column), block, WRITE).await?;
                     repaired += u64::from(landed.is_some());

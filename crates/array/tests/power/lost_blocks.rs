@@ -11,14 +11,19 @@ use penstock_layout::Shape;
 use std::ops::Range;
 use std::time::Duration;
 
-/// The bytes on its drive of one column of a stripe's first data strip, and its member.
-async fn bytes_of(machine: &Machine, stripe: u64, column: u32) -> (usize, Range<u64>) {
-    let place = machine.array.places(Stripe(stripe)).await.unwrap()[0];
+/// The member with a strip, and the bytes of a column on its drive.
+pub async fn at(machine: &Machine, stripe: u64, position: usize, column: u32) -> (usize, Range<u64>) {
+    let place = machine.array.places(Stripe(stripe)).await.unwrap()[position];
     let at = SLICE_AT + machine.array.geometry().block_at(place.row, column);
     (place.member.index(), at..at + BLOCK_BYTES as u64)
 }
 
-async fn fill(machine: &Machine, stripes: u64) -> Result<(), ArrayError> {
+/// The same of a stripe's first data strip.
+async fn bytes_of(machine: &Machine, stripe: u64, column: u32) -> (usize, Range<u64>) {
+    at(machine, stripe, 0, column).await
+}
+
+pub async fn fill(machine: &Machine, stripes: u64) -> Result<(), ArrayError> {
     for stripe in 0..stripes {
         write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
     }

@@ -1,7 +1,8 @@
 //! Blocks that are marked as lost: everything else goes on as if they were not there, and they are made as
 //! soon as that can be done. Each test is a regression.
 
-use crate::bench::{Machine, NOISE, SLICE_AT, Site, spec, spread, tags, write, write_fresh};
+use crate::bench::{Machine, NOISE, Site, spec, spread, tags, write};
+use crate::lost_blocks::{at, fill};
 use crate::lost_pages::lose_page;
 use crate::outdated::life;
 use crate::paging::write_all;
@@ -11,29 +12,33 @@ use penstock_base::{BLOCK_BYTES, Stripe};
 use std::ops::Range;
 use std::time::Duration;
 
-/// The member with a strip, and the bytes of a column on its drive.
-async fn at(machine: &Machine, stripe: u64, position: usize, column: u32) -> (usize, Range<u64>) {
-    let place = machine.array.places(Stripe(stripe)).await.unwrap()[position];
-    let at = SLICE_AT + machine.array.geometry().block_at(place.row, column);
-    (place.member.index(), at..at + BLOCK_BYTES as u64)
-}
-
 async fn rot(machine: &Machine, stripe: u64, position: usize, column: u32) {
     let (member, bytes) = at(machine, stripe, position, column).await;
     machine.disks[member].corrupt(bytes.start / BLOCK_BYTES as u64, &NOISE);
 }
 
-/// The trailer is behind the last column.
-async fn rot_trailer(machine: &Machine, stripe: u64, position: usize) {
-    let (member, bytes) = at(machine, stripe, position, machine.array.geometry().strip_blocks - 1).await;
-    machine.disks[member].corrupt(bytes.end / BLOCK_BYTES as u64, &NOISE);
+/// The member with a strip, and the bytes of its trailer, behind the last column.
+async fn trailer_at(machine: &Machine, stripe: u64, position: usize) -> (usize, Range<u64>) {
+    let (member, last) = at(machine, stripe, position, machine.array.geometry().strip_blocks - 1).await;
+    (member, last.end..last.end + BLOCK_BYTES as u64)
 }
 
-async fn fill(machine: &Machine, stripes: u64) -> Result<(), ArrayError> {
-    for stripe in 0..stripes {
-        write_fresh(machine, stripe, 1000 * (stripe + 1)).await?;
-    }
-    machine.volume.flush().await
+async fn rot_trailer(machine: &Machine, stripe: u64, position: usize) {
+    let (member, bytes) = trailer_at(machine, stripe, position).await;
+    machine.disks[member].corrupt(bytes.start / BLOCK_BYTES as u64, &NOISE);
+}
+
+/// The first life of a site: stripes are written, `rots` before it is closed. Returns the members of the
+/// first one's strips.
+fn filled(site: &Site, stripes: u64, rots: impl AsyncFn(&Machine)) -> Vec<usize> {
+    let first = life(site, 1, &[], async |machine| {
+        fill(machine, stripes).await?;
+        let on = members_of(machine, 0).await;
+        rots(machine).await;
+        machine.array.close().await?;
+        Ok(on)
+    });
+    first.unwrap()
 }
 
 async fn members_of(machine: &Machine, stripe: u64) -> Vec<usize> {
@@ -44,14 +49,7 @@ async fn members_of(machine: &Machine, stripe: u64) -> Vec<usize> {
 /// `rots` before they are lost.
 fn two_replaced(rots: impl AsyncFn(&Machine)) -> (Site, Vec<usize>) {
     let mut site = Site::new(spec(4, 2));
-    let on = life(&site, 1, &[], async |machine| {
-        fill(machine, 4).await?;
-        rots(machine).await;
-        let on = members_of(machine, 0).await;
-        machine.array.close().await?;
-        Ok(on)
-    })
-    .unwrap();
+    let on = filled(&site, 4, rots);
     site.replace(on[1]);
     site.replace(on[4]);
     (site, on)
@@ -135,14 +133,7 @@ fn a_redo_without_drives_gives_up_no_strip_that_they_have() {
 #[test]
 fn a_strip_that_is_away_keeps_no_stale_one_from_being_made() {
     let mut site = Site::new(spread(4, 2, 9, 2));
-    let on = life(&site, 1, &[], async |machine| {
-        fill(machine, 40).await?;
-        rot(machine, 0, 0, 3).await;
-        let on = members_of(machine, 0).await;
-        machine.array.close().await?;
-        Ok(on)
-    })
-    .unwrap();
+    let on = filled(&site, 40, async |machine| rot(machine, 0, 0, 3).await);
     let (blank, away) = (on[1], on[4]);
     site.replace(blank);
     life(&site, 2, &[blank, away], async |machine| {
@@ -163,16 +154,11 @@ fn a_strip_that_is_away_keeps_no_stale_one_from_being_made() {
 #[test]
 fn a_rebuild_gives_up_no_block_of_a_drive_that_is_away() {
     let mut site = Site::new(spread(4, 2, 10, 2));
-    let on = life(&site, 1, &[], async |machine| {
-        fill(machine, 40).await?;
+    let on = filled(&site, 40, async |machine| {
         for position in [0, 1, 2] {
             rot(machine, 0, position, 3).await;
         }
-        let on = members_of(machine, 0).await;
-        machine.array.close().await?;
-        Ok(on)
-    })
-    .unwrap();
+    });
     life(&site, 2, &[on[3]], async |machine| {
         machine.env.sleep(Duration::from_secs(2400)).await;
         machine.array.wait_rebuilt().await;
@@ -208,9 +194,9 @@ fn a_rebuild_gives_up_no_block_of_a_drive_that_is_away() {
 fn a_trailer_that_cannot_be_read_for_a_moment_costs_nothing() {
     let (site, on) = two_replaced(async |_| {});
     life(&site, 2, &[on[1], on[4]], async |machine| {
-        let (member, bytes) = at(machine, 0, 0, 7).await;
+        let (member, bytes) = trailer_at(machine, 0, 0).await;
         let drive = machine.drives[member].as_ref().unwrap();
-        drive.set_unreadable(bytes.end..bytes.end + BLOCK_BYTES as u64);
+        drive.set_unreadable(bytes);
         machine.replace(&site.disks[on[1]], on[1], 77).await?;
         machine.replace(&site.disks[on[4]], on[4], 78).await?;
         machine.env.sleep(Duration::from_secs(5)).await;
@@ -236,8 +222,8 @@ fn a_scrub_writes_nothing_over_what_it_cannot_make() {
         machine.array.destage_and_checkpoint().await?;
         let mut saved = Vec::new();
         for position in [0, 1, 2] {
-            let (member, bytes) = at(machine, 0, position, 7).await;
-            let block = bytes.end / BLOCK_BYTES as u64;
+            let (member, bytes) = trailer_at(machine, 0, position).await;
+            let block = bytes.start / BLOCK_BYTES as u64;
             saved.push((member, block, machine.disks[member].peek(block)));
             machine.disks[member].corrupt(block, &NOISE);
         }
@@ -352,8 +338,8 @@ fn a_redo_does_not_undo_the_repair_of_a_lost_block() {
             machine.array.destage_and_checkpoint().await?;
             drive.set_readable();
             if is_whole_strip {
-                let (member, bytes) = at(machine, 0, 1, 7).await;
-                site.disks[member].corrupt(bytes.end / BLOCK_BYTES as u64, &NOISE);
+                let (member, bytes) = trailer_at(machine, 0, 1).await;
+                site.disks[member].corrupt(bytes.start / BLOCK_BYTES as u64, &NOISE);
             }
             machine.array.scrub().await?;
             assert!(machine.array.scrub().await?.is_clean());

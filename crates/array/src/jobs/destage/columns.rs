@@ -102,11 +102,11 @@ impl Change {
     }
 }
 
-/// The new block of a column, and its checksum.
-fn changed(changes: &[Change], column: u16) -> (Buf, u32) {
+/// The new contents of a column.
+fn changed(changes: &[Change], column: u16) -> Part {
     let found = changes.iter().find_map(|change| Some((change, change.at(column)?)));
     let (Change { new, .. }, at) = found.expect("a touched column is in one of the ranges");
-    (new.data.slice(at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES), new.crcs[at])
+    new.columns(at..at + 1)
 }
 
 impl Destage {
@@ -140,7 +140,7 @@ impl Destage {
             };
             let columns: Vec<u16> = columns.iter().copied().filter(is_touched).collect();
             let crcs = self.strip_crcs_with(stripe, position, &changes, &columns).await?;
-            payload.extend(columns.iter().map(|column| changed(&changes, *column).0));
+            payload.extend(columns.iter().map(|column| changed(&changes, *column).data));
             patches.push(StripPatch { position, version, columns, crcs });
         }
         // Blocks that no strip can take stay in the log; replay would refuse an entry that makes them void.
@@ -250,7 +250,7 @@ impl Destage {
             false => self.strip_crcs(stripe, position).await?,
         };
         for column in columns {
-            crcs[usize::from(*column)] = changed(changes, *column).1;
+            crcs[usize::from(*column)] = changed(changes, *column).crcs[0];
         }
         Ok(crcs)
     }

@@ -321,7 +321,7 @@ impl BlockIo {
                 if let Err(Erased::Blocks { part: rotten, .. }) = &found[index]
                     && !rotten.agrees_with(&part)
                 {
-                    self.stripes.map_mut().set_unreadable(stripe);
+                    self.stripes.list(stripe);
                     let (array, position) = (self.context.id, wanted[index].0.index());
                     return Err(ArrayError::Disagrees { array, stripe: stripe.0, position });
                 }

@@ -125,6 +125,7 @@ pub(crate) fn first_root(array: ArrayId) -> Root {
         applied: LogSeq(0),
         resets: BTreeMap::new(),
         stale_on: MemberSet::NONE,
+        unreadable: Vec::new(),
     }
 }
 
@@ -483,6 +484,7 @@ async fn begin_incarnation(array: &Array, last: &Root, started: bool) -> Result<
         applied: last.applied,
         resets: last.resets.clone(),
         stale_on: last.stale_on,
+        unreadable: last.unreadable.clone(),
         ..array.checkpoints.root_of_now()
     };
     assert!(root.incarnation > last.incarnation, "an opening raises the incarnation");

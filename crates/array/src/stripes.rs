@@ -44,7 +44,7 @@ use versions::Versions;
 
 /// Time before a read has a stripe that is listed as unreadable scrubbed again.
 const ANOTHER_TRY: Duration = Duration::from_secs(60);
-/// Stripes of which it is known when they were tried, before old ones are forgotten.
+/// Stripes of which it is known when they were tried, and that wait for another try.
 const MOST_TRIED: usize = 4096;
 
 /// The stripes of one array.
@@ -57,6 +57,7 @@ pub(crate) struct Stripes {
     to_repair: RefCell<BTreeSet<Stripe>>,
     /// When stripes that are listed as unreadable were tried again.
     tried_at: RefCell<BTreeMap<Stripe, Duration>>,
+    newly_listed: RefCell<Vec<Stripe>>,
     promises: Promises,
     pub(crate) versions: Versions,
     /// Whoever writes strips of a stripe holds its lock exclusively; a reader holds it shared.
@@ -83,6 +84,7 @@ impl Stripes {
             overlay: RefCell::new(Overlay::new(context.geo.strip_blocks)),
             to_repair: RefCell::default(),
             tried_at: RefCell::default(),
+            newly_listed: RefCell::default(),
             promises: Promises::default(),
             versions: Versions::new(queue),
             locks: RankedLocks::new(ranks::STRIPE),
@@ -302,9 +304,35 @@ impl Stripes {
 
     /// Lists a stripe of which only so many strips are good as unreadable. Returns the error.
     pub(crate) fn list_unreadable(&self, stripe: Stripe, good: usize) -> ArrayError {
-        self.map_mut().set_unreadable(stripe);
+        self.list(stripe);
         let (array, wanted) = (self.context.id, self.context.geo.k);
         ArrayError::Unreadable { array, stripe: stripe.0, good, wanted }
+    }
+
+    /// Something of a stripe could not be read. It is tried again soon.
+    pub(crate) fn list(&self, stripe: Stripe) {
+        if self.map().is_unreadable(stripe) {
+            return;
+        }
+        self.map_mut().set_unreadable(stripe);
+        let mut newly_listed = self.newly_listed.borrow_mut();
+        if newly_listed.len() < MOST_TRIED {
+            newly_listed.push(stripe);
+            self.context.signals.repair.notify_one();
+        }
+    }
+
+    /// Takes the stripes that were listed since the last call. Of very many some are missing, which are tried
+    /// when their turn comes.
+    pub(crate) fn take_newly_listed(&self) -> Vec<Stripe> {
+        std::mem::take(&mut *self.newly_listed.borrow_mut())
+    }
+
+    /// The first stripes that are listed, at most `most`, but for those of lost pages.
+    pub(crate) fn listed_for_root(&self, most: usize) -> Vec<Stripe> {
+        let (map, table) = (self.map(), self.table());
+        let listed = map.unreadable().iter().filter(|stripe| !table.is_lost(table.page_of(**stripe)));
+        listed.take(most).copied().collect()
     }
 
     /// All of a stripe that was asked for could be read. It stays listed if it lacks too many strips.
@@ -338,13 +366,16 @@ impl Stripes {
         !self.is_counted() || self.census().worst() > self.context.geo.m || self.table().has_lost_pages()
     }
 
-    /// Has a stripe scrubbed that is listed as unreadable, unless that was tried a moment ago: what could not
-    /// be read may be readable now.
+    /// Has a stripe scrubbed of which a drive did not return all, or that is listed as unreadable, unless
+    /// that was tried a moment ago or many stripes wait: what could not be read may be readable now.
     pub(crate) fn want_another_try(&self, stripe: Stripe) {
         let now = self.context.env.now();
         let mut tried_at = self.tried_at.borrow_mut();
         if tried_at.len() >= MOST_TRIED {
             tried_at.retain(|_, at| now.saturating_sub(*at) < ANOTHER_TRY);
+        }
+        if tried_at.len() >= MOST_TRIED || self.to_repair.borrow().len() >= MOST_TRIED {
+            return;
         }
         if tried_at.get(&stripe).is_some_and(|at| now.saturating_sub(*at) < ANOTHER_TRY) {
             return;

@@ -6,6 +6,7 @@
 //! - all callers hold the stripe's lock, so no write of the stripe is in flight when a mismatch is judged.
 
 mod part;
+mod patience;
 mod read;
 mod recover;
 mod trailers;
@@ -16,7 +17,10 @@ pub(crate) use write::StripWrite;
 
 use crate::context::Context;
 use crate::members::Members;
+use crate::place::Position;
 use crate::stripes::Stripes;
+use patience::{Bad, Patience};
+use penstock_base::Stripe;
 use penstock_raid::{Code, Fault};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -29,6 +33,7 @@ pub(crate) struct Strips {
     stripes: Rc<Stripes>,
     code: Code,
     trailers: RefCell<TrailerCache>,
+    patience: RefCell<Patience>,
 }
 
 impl Strips {
@@ -44,7 +49,22 @@ impl Strips {
             stripes: stripes.clone(),
             code,
             trailers: RefCell::default(),
+            patience: RefCell::default(),
         })
+    }
+
+    /// Something is bad that may be good in a moment. Returns true if it was so for long enough to be lost.
+    fn found_bad(&self, stripe: Stripe, position: Position, bad: Bad) -> bool {
+        self.patience.borrow_mut().found_bad((stripe, position, bad), self.context.env.now())
+    }
+
+    fn found_good(&self, stripe: Stripe, position: Position, bad: Bad) {
+        self.patience.borrow_mut().found_good((stripe, position, bad));
+    }
+
+    /// True if a trailer was bad for long enough to be lost.
+    pub(crate) fn is_trailer_lost(&self, stripe: Stripe, position: Position) -> bool {
+        self.patience.borrow().is_lasting((stripe, position, Bad::Trailer))
     }
 
     /// The name of the kernel that codes stripes.
@@ -53,7 +73,7 @@ impl Strips {
     }
 
     /// Computes parity over data strips and compares. Returns false if a strip is odd, and reports which.
-    pub(crate) fn check_parity(&self, stripe: penstock_base::Stripe, strips: &[&[u8]]) -> bool {
+    pub(crate) fn check_parity(&self, stripe: Stripe, strips: &[&[u8]]) -> bool {
         let (data, parity) = strips.split_at(self.context.geo.k);
         let agrees = self.code.verify(data, parity);
         if !agrees {
@@ -62,7 +82,7 @@ impl Strips {
         agrees
     }
 
-    fn report_parity_defect(&self, stripe: penstock_base::Stripe, data: &[&[u8]], parity: &[&[u8]]) {
+    fn report_parity_defect(&self, stripe: Stripe, data: &[&[u8]], parity: &[&[u8]]) {
         self.context.count(|counts| counts.parity_defects += 1);
         // All trailers agree, so the odd strip only hints at where to look for the defect.
         let odd = match self.code.locate(data, parity) {

@@ -12,6 +12,7 @@ use crate::array::Array;
 use crate::block_io::{Blocks, Discard};
 use crate::error::ArrayError;
 use crate::stripes::changes::BlockChanges;
+use crate::stripes::load::Unread;
 use futures_util::future::join_all;
 use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, Buf, Piece, Span, Stripe, Version};
@@ -241,11 +242,25 @@ impl Volume {
         self.written_in(from..self.stripes.end - self.stripes.start, most).await
     }
 
-    /// The same for the stripes of a range. Nothing else is read for them.
+    /// The same. It fails for a page of the stripe table that counts as lost, instead of passing it over.
+    pub async fn all_written(&self, from: u64, most: usize) -> Result<Vec<u64>, ArrayError> {
+        self.find_written(from..self.stripes.end - self.stripes.start, most, Unread::FailsIfLost).await
+    }
+
+    /// The result of [`Self::written`] for the stripes of a range. Nothing else is read for them.
     pub async fn written_in(&self, range: Range<u64>, most: usize) -> Result<Vec<u64>, ArrayError> {
+        self.find_written(range, most, Unread::Fails).await
+    }
+
+    async fn find_written(
+        &self,
+        range: Range<u64>,
+        most: usize,
+        unread: Unread,
+    ) -> Result<Vec<u64>, ArrayError> {
         let (start, end) = (self.stripes.start, self.stripes.end);
         let range = Stripe(start + range.start)..Stripe(end.min(start.saturating_add(range.end)));
-        let found = scoped(self.array.stripes().written(range, most)).await?;
+        let found = scoped(self.array.stripes().written(range, most, unread)).await?;
         Ok(found.into_iter().map(|stripe| stripe.0 - start).collect())
     }
 }

@@ -18,8 +18,9 @@ const IO: Io = Io::new(Class::Client, "bench");
 const RUNS: usize = 3;
 /// Time of a run of reads or small writes.
 const RUN: Duration = Duration::from_secs(3);
-/// Bytes of whole stripes in flight.
+/// Bytes of whole stripes in flight, and the least number of them: of few, most wait for one slow group.
 const IN_FLIGHT: usize = 64 << 20;
+const LEAST_IN_FLIGHT: usize = 32;
 /// Small reads in flight for each drive.
 const READS: usize = 160;
 /// Small writes in flight, each followed by a flush.
@@ -164,7 +165,7 @@ impl Bed {
 
     /// Whole stripes in flight.
     fn wide(&self) -> usize {
-        (IN_FLIGHT / self.data.len()).max(4)
+        (IN_FLIGHT / self.data.len()).max(LEAST_IN_FLIGHT)
     }
 
     /// Writes all stripes in full, and makes them durable. Returns GB/s.

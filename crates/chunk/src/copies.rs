@@ -18,7 +18,7 @@ pub mod format;
 mod restore;
 
 pub use format::{Anchor, anchor_stripes};
-pub use restore::{ChangedFiles, Found, Names, Newer, Restored, find, preview, restore};
+pub use restore::{ChangedFiles, Found, How, Names, Newer, Restored, find, preview, restore};
 
 use crate::ChunkError;
 use crate::files::{Known, REMOVED};
@@ -217,7 +217,16 @@ impl Copies {
             Err(error) => Err(error.clone()),
         };
         if let Err(error) = anchored {
-            if let Err(error) = self.remove(serial).await {
+            let freed = async {
+                match &made {
+                    // It may be the only one that is whole, and its anchor may be there.
+                    Ok(_) if !may_free => return Ok(()),
+                    Ok(_) => void_anchor(&self.anchors, slot).await?,
+                    Err(_) => {}
+                }
+                self.remove(serial).await
+            };
+            if let Err(error) = freed.await {
                 tracing::warn!(serial, %error, "a copy of the map that failed is freed with the next one");
             }
             return Err(error);

@@ -12,11 +12,11 @@ use crate::target::{Target, TargetConfig};
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{
-    BLOCK_BYTES, Birth, Branch, Buf, Class, DriveId, Env, FileId, Gate, Id128, Ino, IoContext, Quiet,
+    BLOCK_BYTES, Birth, Branch, Buf, Class, DriveId, Env, FileId, Gate, Id128, Ino, IoContext, Quiet, Stripe,
     crc32c_blocks,
 };
 use penstock_drive::superblock::{self, Superblock};
-use penstock_drive::{DriveHandle, Slice};
+use penstock_drive::{DriveHandle, FaultyDrive, Slice};
 use penstock_kv::{Kv, MemKv, WriteSet};
 use penstock_sim::{SimDisk, SimDrive, World};
 use std::collections::BTreeMap;
@@ -109,13 +109,24 @@ pub(crate) struct Bench {
     pub(crate) kv: Rc<MemKv>,
     pub(crate) gate: Rc<Gate>,
     pub(crate) disks: Vec<Rc<SimDisk>>,
+    /// The drives that these disks are.
+    pub(crate) drives: Vec<Rc<FaultyDrive>>,
 }
 
 /// Runs a test on a fresh bench.
 pub(crate) fn on_a_volume<T>(test: impl AsyncFnOnce(&Bench) -> T) -> T {
+    on_drives_of(DISK_BYTES, None, test)
+}
+
+/// The same with drives of another size, and so many bytes of memory for the stripe table.
+pub(crate) fn on_drives_of<T>(
+    disk_bytes: u64,
+    table_memory: Option<usize>,
+    test: impl AsyncFnOnce(&Bench) -> T,
+) -> T {
     let world = World::new(5);
     let outcome = world.run(async {
-        let bench = Bench::new(&world).await;
+        let bench = Bench::new(&world, disk_bytes, table_memory).await;
         test(&bench).await
     });
     world.destroy();
@@ -123,29 +134,32 @@ pub(crate) fn on_a_volume<T>(test: impl AsyncFnOnce(&Bench) -> T) -> T {
 }
 
 impl Bench {
-    async fn new(world: &World) -> Self {
+    async fn new(world: &World, disk_bytes: u64, table_memory: Option<usize>) -> Self {
         let env = world.env();
-        let disks: Vec<_> = (0..3).map(|_| SimDisk::new(DISK_BYTES)).collect();
-        let handle = |(number, disk): (u64, &Rc<SimDisk>)| {
-            let drive = DriveId(Id128::from_words(7, number + 1));
-            let sb = Superblock { drive, size_bytes: DISK_BYTES, ..Superblock::default() };
-            DriveHandle::online(env.clone(), format!("disk{number}"), SimDrive::new(world, disk.clone()), sb)
+        let disks: Vec<_> = (0..3).map(|_| SimDisk::new(disk_bytes)).collect();
+        let faulty = |disk: &Rc<SimDisk>| FaultyDrive::new(env.clone(), SimDrive::new(world, disk.clone()));
+        let drives: Vec<_> = disks.iter().map(|disk| Rc::new(faulty(disk))).collect();
+        let handle = |(number, drive): (u64, &Rc<FaultyDrive>)| {
+            let id = DriveId(Id128::from_words(7, number + 1));
+            let sb = Superblock { drive: id, size_bytes: disk_bytes, ..Superblock::default() };
+            DriveHandle::online(env.clone(), format!("disk{number}"), drive.clone(), sb)
         };
-        let handles: Vec<_> = (0..).zip(&disks).map(handle).collect();
-        let len = superblock::slices_end(DISK_BYTES) - SLICE_AT;
+        let handles: Vec<_> = (0..).zip(&drives).map(handle).collect();
+        let len = superblock::slices_end(disk_bytes) - SLICE_AT;
         let slices: Vec<_> = handles.iter().map(|handle| Slice::new(handle.clone(), SLICE_AT, len)).collect();
         let (strip_blocks, log_bytes, segment_bytes) = (STRIPE as u32 / 2, 2 << 20, 128 << 10);
         let spec =
             CreateSpec { strip_blocks, log_bytes, segment_bytes, ..CreateSpec::new("test", 2, 1).unwrap() };
         let descriptor = create(&env, &spec, &slices).await.unwrap();
         let members = slices.into_iter().map(Some).collect();
-        let (claims, roster) = (Rc::<MemoryOwnership>::default(), Roster::new(&env));
+        let (claims, roster) =
+            (Rc::<MemoryOwnership>::default(), Roster::with_table_memory(&env, table_memory));
         let array = open(&env, descriptor, members, claims, &roster, Lacking::Refuse).await.unwrap();
         let volume = Volume::whole(&array);
         assert_eq!(volume.stripe_blocks(), STRIPE);
         let kv = MemKv::new(1 << 24);
         kv.wait_after_reads();
-        Self { env, volume, kv, gate: Rc::default(), disks }
+        Self { env, volume, kv, gate: Rc::default(), disks, drives }
     }
 
     /// Stripes of the volume.
@@ -208,6 +222,34 @@ impl Bench {
         let io = penstock_drive::Io::new(penstock_drive::Class::Client, "test.fresh");
         self.volume.write_fresh(stripe, &data, &crcs, io).await.unwrap();
         self.volume.flush().await.unwrap();
+    }
+
+    /// Makes reads of these blocks of the array's volume fail, whichever strips they are made from: until
+    /// [`Self::set_readable`], or until they are written.
+    pub(crate) async fn set_unreadable(&self, blocks: std::ops::Range<u64>) {
+        let array = self.volume.array();
+        for block in blocks {
+            let places = array.places(Stripe(block / STRIPE)).await.unwrap();
+            for place in places {
+                let column = (block % (STRIPE / 2)) * BLOCK_BYTES as u64;
+                let at = SLICE_AT + array.geometry().block_at(place.row, 0) + column;
+                self.drives[place.member.index()].set_unreadable(at..at + BLOCK_BYTES as u64);
+            }
+        }
+    }
+
+    /// Makes reads of the copies of a page of the stripe table fail.
+    pub(crate) fn set_page_unreadable(&self, page: u64) {
+        let geometry = self.volume.array().geometry();
+        for place in 0..2 {
+            let at = SLICE_AT + geometry.page_at(page, place);
+            self.drives.iter().for_each(|drive| drive.set_unreadable(at..at + BLOCK_BYTES as u64));
+        }
+    }
+
+    /// Ends all that cannot be read.
+    pub(crate) fn set_readable(&self) {
+        self.drives.iter().for_each(|drive| drive.set_readable());
     }
 
     /// Overwrites every copy of a block of this fill on the drives.

@@ -8,8 +8,8 @@ use crate::up::{Found, open_store, raise_descriptors, wait_for_locks};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_base::Env;
 use penstock_node::{
-    EventFiles, EventKind, FileOwnership, FsCheckReport, Lacking, MapRestoreReport, Newer, Restore, Severity,
-    StartError, StoreFile, replace_private_file,
+    Consent, EventFiles, EventKind, FileOwnership, FsCheckReport, Lacking, MapRestoreReport, Newer, Restore,
+    Severity, StartError, StoreFile, replace_private_file,
 };
 use penstock_worker::{Worker, block_on};
 use std::path::PathBuf;
@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// The file in the folder with the last report.
 const KEPT: &str = "restored.json";
+/// Copies that are asked for in turn, if one cannot be read any more when the question is answered.
+const MOST_QUESTIONS: u32 = 4;
 /// Time that is left for events to be written.
 const EVENTS: Duration = Duration::from_secs(5);
 
@@ -50,21 +52,26 @@ pub fn restore(
     let given = Given::of(&drive)?;
     let lacking = if accept_loss { Lacking::Accept } else { Lacking::Refuse };
     let newer = if keep_changed { Newer::Stay } else { Newer::AreCollected };
-    let go = |is_confirmed, may_pass_over| {
-        let how = (
-            lacking,
-            Restore { newer, is_confirmed, may_pass_over, may_lack: accept_loss, is_forced: force },
-        );
+    let go = |consent, may_pass_over| {
+        let how =
+            (lacking, Restore { newer, consent, may_pass_over, may_lack: accept_loss, is_forced: force });
         block_on(run(&env, &folder, given.as_ref(), how)).map_err(|error| anyhow!("no worker: {error}"))?
     };
     if accept_loss && !yes && !confirm("--accept-loss gives up for good what only drives have that are away")?
     {
         bail!("nothing was changed; --yes goes on without a question");
     }
-    // Whatever is answered, nothing is given up before the list of files is in the folder.
-    let report = match go(false, force) {
-        Err(error) => match error.downcast_ref() {
-            Some(StartError::Unconfirmed { why, preview }) => {
+    // Whatever is answered, nothing is given up before the list of files is in the folder. A copy that is not
+    // the one of the question, because that cannot be read any more, is asked for anew.
+    let (mut tried, mut asked_for) = (go(Consent::No, force), 0);
+    let report = loop {
+        let error = match tried {
+            Ok(report) => break report,
+            Err(error) => error,
+        };
+        match error.downcast_ref() {
+            Some(StartError::Unconfirmed { why, copy, preview }) if asked_for < MOST_QUESTIONS => {
+                asked_for += 1;
                 let back = format!(
                     "the store in {} is set back to that copy, and the file system is repaired",
                     folder.path.display()
@@ -77,11 +84,10 @@ pub fn restore(
                     note!("{why}");
                 }
                 keep(&folder, &serde_json::json!({ "restored": preview }))?;
-                go(true, asked || force)?
+                tried = go(Consent::To(*copy), asked || force);
             }
             _ => return Err(error),
-        },
-        report => report?,
+        }
     };
     print(json, &report, show::check)?;
     if report.restored.is_some() {

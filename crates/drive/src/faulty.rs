@@ -76,12 +76,25 @@ struct Planted {
     within: Range<u64>,
 }
 
+/// Bytes that reads do not bring as they are on the medium.
+#[derive(Clone)]
+struct BadBytes {
+    bytes: Range<u64>,
+    how: Bad,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bad {
+    Unreadable,
+    Wrong,
+}
+
 /// A drive with planted faults.
 pub struct FaultyDrive {
     inner: Rc<dyn Drive>,
     env: Env,
     planted: RefCell<Vec<Planted>>,
-    unreadable: RefCell<Vec<Range<u64>>>,
+    bad: RefCell<Vec<BadBytes>>,
     pace: Cell<Option<Pace>>,
     /// Called when a flush, or a write that includes one, fails, and when a plain write suffers
     /// [`Fault::SlowFail`]: drops unflushed writes from the medium.
@@ -97,7 +110,7 @@ impl FaultyDrive {
             inner,
             env,
             planted: RefCell::default(),
-            unreadable: RefCell::default(),
+            bad: RefCell::default(),
             pace: Cell::new(None),
             forget: None,
             gone: Cell::new(false),
@@ -131,12 +144,18 @@ impl FaultyDrive {
 
     /// Makes reads that touch these bytes fail until one write covers all of them.
     pub fn set_unreadable(&self, bytes: Range<u64>) {
-        self.unreadable.borrow_mut().push(bytes);
+        self.bad.borrow_mut().push(BadBytes { bytes, how: Bad::Unreadable });
     }
 
-    /// Undoes all calls of [`FaultyDrive::set_unreadable`].
+    /// Makes reads that touch these bytes bring other ones there, without an error, until one write covers
+    /// all of them.
+    pub fn set_wrong(&self, bytes: Range<u64>) {
+        self.bad.borrow_mut().push(BadBytes { bytes, how: Bad::Wrong });
+    }
+
+    /// Undoes all calls of [`FaultyDrive::set_unreadable`] and [`FaultyDrive::set_wrong`].
     pub fn set_readable(&self) {
-        self.unreadable.borrow_mut().clear();
+        self.bad.borrow_mut().clear();
     }
 
     /// Delays I/Os at random from now on; none stops that.
@@ -250,13 +269,19 @@ impl Drive for FaultyDrive {
             if let Some(delay) = self.delay(fault) {
                 self.env.sleep(delay).await;
             }
-            let bad = |bytes: &Range<u64>| bytes.start < at + len as u64 && at < bytes.end;
-            if self.unreadable.borrow().iter().any(bad) {
+            let end = at + len as u64;
+            let touched = |bad: &&BadBytes| bad.bytes.start < end && at < bad.bytes.end;
+            let bad: Vec<BadBytes> = self.bad.borrow().iter().filter(touched).cloned().collect();
+            if bad.iter().any(|bad| bad.how == Bad::Unreadable) {
                 return Err(DriveError::Io { op: "read", at, len: len as u64, why: "medium error".into() });
             }
             let mut buf = self.inner.read(at, buf, io).await?;
             if fault == Some(Fault::Rotten) {
                 buf.as_mut()[len / 2] ^= 0x40;
+            }
+            for BadBytes { bytes, .. } in bad {
+                let (from, until) = (bytes.start.max(at) - at, bytes.end.min(end) - at);
+                buf.as_mut()[to_usize(from)..to_usize(until)].iter_mut().for_each(|byte| *byte = !*byte);
             }
             Ok(buf)
         })
@@ -267,7 +292,7 @@ impl Drive for FaultyDrive {
             let durable = io.durable.then(|| self.next_fault(Op::DurableWrite, at, data.len())).flatten();
             let (fault, within) = durable.or_else(|| self.next_fault(Op::Write, at, data.len())).unzip();
             let end = at + data.len() as u64;
-            let written = |bytes: &Range<u64>| at <= bytes.start && bytes.end <= end;
+            let written = |bad: &BadBytes| at <= bad.bytes.start && bad.bytes.end <= end;
             match fault {
                 _ if self.gone.get() => return Err(self.refuse("write", at, data.len())),
                 Some(Fault::Fail | Fault::FailToldLate(_)) if !io.durable => {
@@ -293,7 +318,7 @@ impl Drive for FaultyDrive {
                 }
                 Some(Fault::Slow(_)) | None => {}
             }
-            self.unreadable.borrow_mut().retain(|bytes| !written(bytes));
+            self.bad.borrow_mut().retain(|bad| !written(bad));
             let inner = self.inner.clone();
             self.late(self.delay(fault), async move { inner.write(at, data, io).await }).await
         })

@@ -14,6 +14,8 @@ pub enum StartError {
     Unconfirmed {
         /// Why it is necessary, and what may be lost by it.
         why: String,
+        /// The random number of the copy that would be used.
+        copy: u64,
         /// Its report, had it been done. Files have no paths yet.
         preview: Box<MapRestoreReport>,
     },

@@ -22,6 +22,11 @@ pub fn replace_private_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 
 fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     let beside = path.with_extension("new");
+    // One that a crash left may have another mode.
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;

@@ -57,7 +57,7 @@ pub use inspect::{Detail, inspect};
 pub use keeper::{Keeper, KeptFile, replace_private_file};
 pub use layout::{NewDrives, StoreSpec, check_new_drives, create_store};
 pub use level::Level;
-pub use map_copies::{MapCopies, Restore};
+pub use map_copies::{Consent, MapCopies, Restore};
 pub use node::Node;
 pub use penstock_array::{Lacking, RebuildRate};
 pub use penstock_chunk::copies::Newer;

@@ -2,8 +2,8 @@
 
 mod restore;
 
-pub use restore::Restore;
 pub(crate) use restore::{Arrays, restore_rows, with_copy};
+pub use restore::{Consent, Restore};
 
 use crate::error::AdminError;
 use crate::event::{EventKind, Severity};

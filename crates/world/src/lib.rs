@@ -13,8 +13,8 @@ use penstock_client::{Client, Failure};
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
 use penstock_node::{
-    Backing, Found, Holding, InProcess, Lacking, NewDrives, Newer, Node, Restore, Start, StartError,
-    StoreSpec, create_store, find_drives, look_for_store,
+    Backing, Found, Holding, InProcess, Lacking, NewDrives, Node, Restore, Start, StartError, StoreSpec,
+    create_store, find_drives, look_for_store,
 };
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
 use std::cell::{Cell, RefCell};
@@ -60,7 +60,7 @@ pub struct Site {
     /// The shape of its store.
     pub spec: StoreSpec,
     /// The next starts make the key-value store anew from a copy of the map.
-    pub restore: Cell<Option<Newer>>,
+    pub restore: Cell<Option<Restore>>,
 }
 
 /// One life of the machine: from a start to a stop or a power cut.
@@ -232,13 +232,7 @@ impl Site {
             lacking: Lacking::Refuse,
             // In every other start no page stays in memory that can be read again.
             table_memory: (world.below(2) == 1).then_some(1),
-            restore: self.restore.get().map(|newer| Restore {
-                newer,
-                is_confirmed: true,
-                may_pass_over: true,
-                may_lack: true,
-                is_forced: false,
-            }),
+            restore: self.restore.get(),
         };
         let node = how.open(&env, backing, candidates, self.ownership.clone()).await?;
         let client = Client::connect(&env, InProcess::new(node.clone()), "test")

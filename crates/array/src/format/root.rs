@@ -5,11 +5,13 @@ use super::index_page::PageRef;
 use super::{are_near, check_block, seal_block};
 use crate::place::{MemberNo, MemberSet};
 use penstock_base::num::to_u16;
-use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Version};
+use penstock_base::{ArrayId, Buf, Dec, DecodeError, Enc, Epoch, LogSeq, Stripe, Version};
 use std::collections::BTreeMap;
 
 const MAGIC: &[u8; 4] = b"PROT";
-const FORMAT: u32 = 7;
+const FORMAT: u32 = 8;
+/// Stripes that a root lists: as many as have room beside 256 members.
+pub(crate) const LISTED: usize = 40;
 
 /// A checkpoint's root. Each carrier has two places for it; checkpoint `seq` goes to place `seq % 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +50,9 @@ pub struct Root {
     pub resets: BTreeMap<MemberNo, u64>,
     /// Every member on which a strip is stale by the table. There may be none on some of them.
     pub stale_on: MemberSet,
+    /// The first stripes of which something could not be read when last tried, ascending. At most 40: all
+    /// others are found by a scrub.
+    pub unreadable: Vec<Stripe>,
 }
 
 impl Root {
@@ -78,6 +83,11 @@ impl Root {
             enc.u16(member.number()).u64(*checkpoint);
         });
         encode_members(&mut enc, self.stale_on);
+        assert!(self.unreadable.len() <= LISTED, "the list has room");
+        enc.u16(to_u16(self.unreadable.len()));
+        self.unreadable.iter().for_each(|stripe| {
+            enc.u64(stripe.0);
+        });
         seal_block(&mut enc)
     }
 
@@ -135,6 +145,7 @@ impl Root {
             behind: decode_members(&mut dec)?,
             resets: decode_resets(&mut dec)?,
             stale_on: decode_members(&mut dec)?,
+            unreadable: decode_stripes(&mut dec)?,
         };
         dec.zeros("the rest of the block", dec.left())?;
         Ok(root)
@@ -152,6 +163,23 @@ fn decode_resets(dec: &mut Dec<'_>) -> Result<BTreeMap<MemberNo, u64>, DecodeErr
         resets.insert(member, checkpoint);
     }
     Ok(resets)
+}
+
+/// Decodes a list of stripes in ascending order.
+fn decode_stripes(dec: &mut Dec<'_>) -> Result<Vec<Stripe>, DecodeError> {
+    let count = usize::from(dec.u16()?);
+    if count > LISTED {
+        return Err(dec.bad("too many stripes"));
+    }
+    let mut stripes = Vec::with_capacity(count);
+    for _ in 0..count {
+        let stripe = Stripe(dec.counter_with_room()?);
+        if stripes.last().is_some_and(|last| *last >= stripe) {
+            return Err(dec.bad("stripes out of order"));
+        }
+        stripes.push(stripe);
+    }
+    Ok(stripes)
 }
 
 /// Encodes a list of members.

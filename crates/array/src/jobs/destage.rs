@@ -331,7 +331,7 @@ impl Destage {
                         continue;
                     }
                     if !done.parked {
-                        self.stripes.map_mut().set_unreadable(stripe);
+                        self.stripes.list(stripe);
                         tracing::error!(array = self.context.name, %stripe, %why, "a stripe cannot be destaged");
                     }
                     done.parked = true;

@@ -391,7 +391,7 @@ impl Rebuild {
             };
             let lost: Vec<Stripe> = lost.into_iter().filter(is_still_lost).collect();
             tracing::error!(array = self.context.name, stripes = lost.len(), "too few strips are left");
-            lost.into_iter().for_each(|stripe| self.stripes.map_mut().set_unreadable(stripe));
+            lost.into_iter().for_each(|stripe| self.stripes.list(stripe));
         }
         Ok(())
     }
@@ -624,7 +624,7 @@ impl Rebuild {
                 }
                 Ok(None) => done += 1,
                 Err(error @ (ArrayError::Unreadable { .. } | ArrayError::Disagrees { .. })) => {
-                    self.stripes.map_mut().set_unreadable(stripe);
+                    self.stripes.list(stripe);
                     self.state.hopeless.set(self.state.hopeless.get() + 1);
                     tracing::error!(array = self.context.name, %stripe, %error, "a stripe cannot be rebuilt");
                     let on = |at| self.stripes.member(stripe, at);
@@ -649,7 +649,7 @@ impl Rebuild {
     fn note_lost_blocks(&self, stripe: Stripe, made: &MadeStrips) {
         let lost = made.strips.iter().map(|made| made.part.lost_columns().len()).max().unwrap_or(0);
         if lost > 0 {
-            self.stripes.map_mut().set_unreadable(stripe);
+            self.stripes.list(stripe);
             tracing::error!(array = self.context.name, %stripe, lost, "blocks cannot be rebuilt and are marked as lost");
             // They may be readable in a moment.
             self.stripes.want_another_try(stripe);

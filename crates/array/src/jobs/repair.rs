@@ -9,12 +9,14 @@ use crate::members::Members;
 use crate::stripes::Stripes;
 use futures_util::future::select;
 use penstock_base::Stripe;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time before stripes that are listed as unreadable are tried again.
+/// Time before a stripe that was just listed as unreadable is tried again. It is twice as long each time.
+const SOON: Duration = Duration::from_secs(10);
+/// Time before all stripes that are listed are tried again.
 const LISTED: Duration = Duration::from_secs(600);
 /// Listed stripes that are tried at a time.
 const AT_A_TIME: usize = 512;
@@ -34,6 +36,8 @@ impl Repair {
         let env = &self.context.env;
         let mut metadata_at = env.now();
         let (mut listed_at, mut listed_from) = (env.now() + LISTED, Stripe(0));
+        // When newly listed stripes are tried, and the pause after that.
+        let mut young: BTreeMap<Stripe, (Duration, Duration)> = BTreeMap::new();
         // Stripes that wait until writes are not suspended any more.
         let mut later = BTreeSet::new();
         while !self.context.is_closed() {
@@ -44,11 +48,23 @@ impl Repair {
                 }
                 metadata_at = env.now() + RETRY;
             }
+            for stripe in self.stripes.take_newly_listed() {
+                if young.len() < AT_A_TIME {
+                    young.insert(stripe, (env.now() + SOON, 2 * SOON));
+                }
+            }
+            young.retain(|stripe, (at, pause)| {
+                if env.now() >= *at {
+                    self.stripes.want_repair(*stripe);
+                    (*at, *pause) = (env.now() + *pause, *pause * 2);
+                }
+                *pause < LISTED && self.stripes.map().is_unreadable(*stripe)
+            });
             // Blocks that could not be read for a moment are read some time, and lost ones are made.
             if env.now() >= listed_at {
                 let listed = self.stripes.listed_from(listed_from, AT_A_TIME);
                 listed_from = listed.last().map_or(Stripe(0), |last| last.next());
-                listed.into_iter().for_each(|stripe| self.stripes.want_another_try(stripe));
+                listed.into_iter().for_each(|stripe| self.stripes.want_repair(stripe));
                 listed_at = env.now() + LISTED;
             }
             let next = self.stripes.next_to_repair();
@@ -60,7 +76,8 @@ impl Repair {
             let Some(stripe) = next else {
                 let woken = pin!(self.context.signals.repair.notified());
                 let longest = if self.members.is_metadata_bad() { RETRY } else { LISTED };
-                select(woken, env.sleep(longest)).await;
+                let next = young.values().map(|(at, _)| *at).chain([listed_at]).min().unwrap_or(listed_at);
+                select(woken, env.sleep(longest.min(next.saturating_sub(env.now())))).await;
                 continue;
             };
             let was_listed = self.stripes.map().is_unreadable(stripe);

@@ -205,6 +205,7 @@ impl Scrub {
     async fn scrub_locked(&self, stripe: Stripe, may_log: MayLog) -> Result<Done, ArrayError> {
         let _lock = self.stripes.exclusive(stripe).await?;
         if self.stripes.is_unwritten(stripe) {
+            self.stripes.list_readable(stripe);
             return Ok(Done::All);
         }
         let readable = self.stripes.readable(stripe);
@@ -231,18 +232,20 @@ impl Scrub {
             }
             return Ok(Done::All);
         }
-        // Bytes that a drive does not return now may be right, and only right ones are written over them.
-        let unread: Vec<Position> =
-            bad.iter().copied().filter(|at| matches!(found[at], Err(Erased::Unreachable))).collect();
         let made = self.strips.make_bad(stripe, &bad, &mut found, io).await;
-        let made = made.inspect_err(|_| self.stripes.map_mut().set_unreadable(stripe))?;
+        let made = made.inspect_err(|_| self.stripes.list(stripe))?;
         assert_eq!(made.len(), bad.len(), "every bad strip was made again, as far as it can be");
         let mut repairs = Vec::new();
         for (position, part) in bad.iter().copied().zip(&made) {
             let repair = Repair::of(found[&position].as_ref(), part);
             let repair = repair.ok_or_else(|| self.disagrees(stripe, position))?;
-            let is_risky = unread.contains(&position) && !part.lost_columns().is_empty();
-            if !is_risky {
+            // A trailer that cannot be read now, or is read wrong, may be right, and all blocks with it.
+            let may_be_right = match &found[&position] {
+                Err(Erased::Unreachable) => true,
+                Err(Erased::Strip) => !self.strips.is_trailer_lost(stripe, position),
+                _ => false,
+            };
+            if part.lost_columns().is_empty() || !may_be_right {
                 repairs.push((position, repair));
             }
         }
@@ -267,7 +270,7 @@ impl Scrub {
     }
 
     fn disagrees(&self, stripe: Stripe, position: Position) -> ArrayError {
-        self.stripes.map_mut().set_unreadable(stripe);
+        self.stripes.list(stripe);
         ArrayError::Disagrees { array: self.context.id, stripe: stripe.0, position: position.index() }
     }
 

@@ -10,7 +10,7 @@
 use super::chain::Chain;
 use crate::context::Context;
 use crate::error::ArrayError;
-use crate::format::root::Root;
+use crate::format::root::{LISTED, Root};
 use crate::members::Members;
 use crate::place::MemberSet;
 use crate::place::SegmentNo;
@@ -22,6 +22,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use penstock_base::Buf;
 use penstock_base::rank::{RankedGuard, RankedMutex, scoped};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -53,6 +54,8 @@ pub(crate) struct Checkpoints {
     chain: Rc<Chain>,
     /// One checkpoint runs at a time.
     state: RankedMutex<State>,
+    /// The changes of the list of unreadable stripes that the newest root has.
+    listed_changes: Cell<u64>,
 }
 
 impl Checkpoints {
@@ -68,6 +71,7 @@ impl Checkpoints {
             stripes: stripes.clone(),
             chain: chain.clone(),
             state: RankedMutex::new(ranks::CHECKPOINT, State::default()),
+            listed_changes: Cell::new(0),
         })
     }
 
@@ -91,7 +95,8 @@ impl Checkpoints {
         self.end(&mut state).await?;
         let is_changed = {
             let segments = self.chain.segments();
-            self.stripes.table().has_dirty() || segments.has_applied() || segments.used() > 1
+            let is_listed = self.stripes.map().unreadable_changes() == self.listed_changes.get();
+            self.stripes.table().has_dirty() || segments.has_applied() || segments.used() > 1 || !is_listed
         };
         if is_changed {
             let last = state.root.as_ref().expect("an opened array has a root");
@@ -104,6 +109,7 @@ impl Checkpoints {
     /// The checkpoint of now. All pages are encoded in one step: they are one state of the table.
     fn begin(&self, last: &Root) -> Begun {
         let seq = last.seq + 1;
+        self.listed_changes.set(self.stripes.map().unreadable_changes());
         let released = self.chain.segments_mut().take_applied();
         let update = self.stripes.table_mut().update(self.context.id, seq);
         let tail = self.chain.segments().tail_without(&released).clone();
@@ -117,6 +123,7 @@ impl Checkpoints {
             table: update.top(),
             resets: self.stripes.table().resets().clone(),
             stale_on: self.stripes.table().stale_on(),
+            unreadable: self.stripes.listed_for_root(LISTED),
             ..self.root_of_now()
         };
         Begun { root, update, released }
@@ -172,6 +179,7 @@ impl Checkpoints {
             behind: self.members.owed_labels(),
             resets: BTreeMap::new(),
             stale_on: MemberSet::NONE,
+            unreadable: Vec::new(),
         }
     }
 

@@ -72,6 +72,8 @@ pub(super) async fn read_index(
     carriers: &[Slice],
 ) -> Result<u64, ArrayError> {
     stripes.table_mut().load_root(root);
+    let within = root.unreadable.iter().filter(|stripe| stripe.0 < context.geo.stripes);
+    within.for_each(|stripe| stripes.list(*stripe));
     let (tree, mut bad) = (stripes.table().index().tree().clone(), 0);
     // From the top down: each level is proved by the one above.
     let mut level: Vec<u64> = Some(tree.top()).filter(|_| !root.table.is_none()).into_iter().collect();

@@ -35,11 +35,14 @@ impl PagesInMemory for Stripes {
     }
 }
 
-/// The treatment of a page that cannot be read now. One that is lost is passed over in any case.
+/// The treatment of a page that cannot be read now. One that counts as lost is passed over, if it is not said
+/// otherwise.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unread {
     /// It fails the call.
     Fails,
+    /// It fails the call, and so does one that counts as lost: that may be for a moment.
+    FailsIfLost,
     /// It is passed over: the caller comes again.
     Waits,
 }
@@ -317,6 +320,7 @@ impl Stripes {
             let Some(wanted_page) = wanted_page else { continue };
             let _page = match self.pin(wanted_page..wanted_page + 1).await {
                 Ok(pin) => pin,
+                Err(error) if unread == Unread::FailsIfLost => return Err(error),
                 Err(error) if unread == Unread::Fails && !self.table().is_lost(wanted_page) => {
                     return Err(error);
                 }
@@ -335,13 +339,18 @@ impl Stripes {
 
     /// The first stripes of a range, at most `most`, in which something is written: in their strips, or in
     /// the log. In ascending order.
-    pub(crate) async fn written(&self, range: Range<Stripe>, most: usize) -> Result<Vec<Stripe>, ArrayError> {
+    pub(crate) async fn written(
+        &self,
+        range: Range<Stripe>,
+        most: usize,
+        unread: Unread,
+    ) -> Result<Vec<Stripe>, ArrayError> {
         // Stripes go from the log to the table: what is in neither is not written.
         let before: Vec<Stripe> = {
             let (map, overlay) = (self.map(), self.overlay());
             map.pending().map(|(stripe, _)| stripe).chain(overlay.stripes()).collect()
         };
-        let in_table = self.find(range.clone(), most, Unread::Fails, |_, _| true, |_, _| true).await?;
+        let in_table = self.find(range.clone(), most, unread, |_, _| true, |_, _| true).await?;
         let end = match in_table.last() {
             Some(last) if in_table.len() == most => last.next().min(range.end),
             _ => range.end,

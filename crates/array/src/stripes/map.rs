@@ -59,11 +59,12 @@ pub(crate) struct StripeMap {
     pending: BTreeMap<Stripe, PendingFresh>,
     /// Stripes that could not be read when last tried.
     unreadable: BTreeSet<Stripe>,
+    unreadable_changes: u64,
 }
 
 impl StripeMap {
     pub(crate) fn new(table: StripeTable) -> Self {
-        Self { table, pending: BTreeMap::new(), unreadable: BTreeSet::new() }
+        Self { table, pending: BTreeMap::new(), unreadable: BTreeSet::new(), unreadable_changes: 0 }
     }
 
     pub(crate) fn table(&self) -> &StripeTable {
@@ -201,12 +202,17 @@ impl StripeMap {
 
     /// A stripe could not be read.
     pub(crate) fn set_unreadable(&mut self, stripe: Stripe) {
-        self.unreadable.insert(stripe);
+        self.unreadable_changes += u64::from(self.unreadable.insert(stripe));
     }
 
     /// All of a stripe could be read.
     pub(crate) fn set_readable(&mut self, stripe: Stripe) {
-        self.unreadable.remove(&stripe);
+        self.unreadable_changes += u64::from(self.unreadable.remove(&stripe));
+    }
+
+    /// Rises whenever a stripe could not be read for the first time, or can be read again.
+    pub(crate) fn unreadable_changes(&self) -> u64 {
+        self.unreadable_changes
     }
 
     /// True if the stripe could not be read when last tried.

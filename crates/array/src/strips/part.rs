@@ -74,6 +74,19 @@ impl Part {
         blocks.filter(|(_, (block, crc))| crc32c(block) != **crc).map(|(at, _)| at).collect()
     }
 
+    /// The same part with some columns of another one.
+    pub(crate) fn with_columns_of(self, other: &Part, columns: &[usize]) -> Self {
+        assert_eq!(self.crcs.len(), other.crcs.len(), "the same columns");
+        let (mut data, mut crcs) = (BufMut::zeroed(self.data.len()), self.crcs);
+        data.as_mut().copy_from_slice(&self.data);
+        for column in columns {
+            let bytes = column * BLOCK_BYTES..(column + 1) * BLOCK_BYTES;
+            data.as_mut()[bytes.clone()].copy_from_slice(&other.data[bytes]);
+            crcs[*column] = other.crcs[*column];
+        }
+        Self { data: data.freeze(), crcs }
+    }
+
     /// Some of the columns, relative to the part.
     pub(crate) fn columns(&self, columns: Range<usize>) -> Self {
         Self {

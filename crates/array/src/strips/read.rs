@@ -1,6 +1,7 @@
 //! Reads of strips, each column proved by the strip's trailer.
 
 use super::part::bytes_of;
+use super::patience::Bad;
 use super::{Erased, Found, Part, Strips};
 use crate::format::trailer::Trailer;
 use crate::layout::StripPlace;
@@ -8,7 +9,7 @@ use crate::place::{Position, Positions};
 use crate::salvage;
 use futures_util::future::{join, join_all};
 use penstock_base::{BLOCK_BYTES, Stripe, Version};
-use penstock_drive::{Io, Slice};
+use penstock_drive::{DriveError, Io, Slice};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
@@ -35,15 +36,35 @@ impl Strips {
             return Ok(crcs);
         }
         let at = self.context.geo.trailer_at(row);
-        let block = slice.read(at, BLOCK_BYTES, io).await.map_err(|_| Erased::Unreachable)?;
+        let block = match slice.read(at, BLOCK_BYTES, io).await {
+            Ok(block) => block,
+            // A bad block. One that stays so is as lost as one that is wrong.
+            Err(DriveError::Io { .. }) if self.found_bad(stripe, position, Bad::Trailer) => {
+                return Err(Erased::Strip);
+            }
+            Err(error) => return Err(self.unreachable(stripe, &error)),
+        };
         match Trailer::decode(&block) {
             Ok(trailer) if self.is_trailer_of(&trailer, stripe, position, version) => {
+                self.found_good(stripe, position, Bad::Trailer);
                 let crcs = Rc::new(trailer.crcs);
                 self.trailers.borrow_mut().put(stripe, position, version, crcs.clone());
                 Ok(crcs)
             }
-            _ => Err(Erased::Strip),
+            _ => {
+                self.found_bad(stripe, position, Bad::Trailer);
+                Err(Erased::Strip)
+            }
         }
+    }
+
+    /// A drive did not return a block. If it gave an error the stripe is scrubbed soon: a bad block is good
+    /// once it is written again.
+    fn unreachable(&self, stripe: Stripe, error: &DriveError) -> Erased {
+        if matches!(error, DriveError::Io { .. }) {
+            self.stripes.want_another_try(stripe);
+        }
+        Erased::Unreachable
     }
 
     /// The checksums in a strip's trailer; none if the strip is stale, away, or its trailer is bad.
@@ -54,6 +75,10 @@ impl Strips {
         let place = self.stripes.place(stripe, position);
         let slice = self.members.slice(place.member)?;
         self.read_trailer((&slice, place.row), stripe, position, io).await.ok().map(|crcs| crcs.to_vec())
+    }
+
+    fn is_whole_strip(&self, columns: &Range<u32>) -> bool {
+        columns.len() == self.context.geo.strip_blocks as usize
     }
 
     /// Columns of a strip as they are on the drive, with the checksums of its trailer.
@@ -71,7 +96,7 @@ impl Strips {
         let trailer = self.read_trailer((&slice, place.row), stripe, position, io);
         let (data, crcs) = join(data, trailer).await;
         let crcs = crcs?;
-        let data = data.map_err(|_| Erased::Unreachable)?;
+        let data = data.map_err(|error| self.unreachable(stripe, &error))?;
         assert!(!columns.is_empty() && columns.end <= self.context.geo.strip_blocks, "columns of a strip");
         let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
         Ok(Part { data, crcs })
@@ -104,7 +129,13 @@ impl Strips {
         }
         let try_read = async || self.read_unproved(stripe, position, columns, io).await?.prove();
         match try_read().await {
-            Ok(part) => Ok(part),
+            Ok(part) => {
+                if self.is_whole_strip(columns) {
+                    self.found_good(stripe, position, Bad::AllBlocks);
+                    self.found_good(stripe, position, Bad::SomeBlocks);
+                }
+                Ok(part)
+            }
             Err(Erased::Unreachable) => Err(Erased::Unreachable),
             Err(_) => {
                 self.forget_trailer(stripe, position);
@@ -114,7 +145,7 @@ impl Strips {
     }
 
     /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. None if no column can
-    /// be read, or if the trailer cannot: it may be right.
+    /// be read, or if the trailer cannot, until that has lasted: they may be right.
     pub(super) async fn read_blockwise(
         &self,
         stripe: Stripe,
@@ -134,8 +165,12 @@ impl Strips {
         };
         let at = self.context.geo.block_at(place.row, columns.start);
         let read = salvage::read(&slice, at, bytes_of(columns), io).await;
-        if (0..columns.len()).all(|column| !read.has(column, 1)) {
-            return None;
+        let (has_none, is_all) =
+            ((0..columns.len()).all(|column| !read.has(column, 1)), self.is_whole_strip(columns));
+        match has_none {
+            true if is_all && read.answered() && self.found_bad(stripe, position, Bad::AllBlocks) => {}
+            true => return None,
+            false => self.found_good(stripe, position, Bad::AllBlocks),
         }
         let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
         let part = Part { data: read.bytes().clone(), crcs };
@@ -171,7 +206,7 @@ impl Strips {
             // A block that is known to be lost is no new error. Its stripe is listed, and tried again at
             // times.
             Erased::Blocks { part, bad } if part.lost_columns().len() == bad.len() => {
-                self.stripes.map_mut().set_unreadable(stripe);
+                self.stripes.list(stripe);
                 self.stripes.want_another_try(stripe);
                 return;
             }
@@ -181,7 +216,10 @@ impl Strips {
         self.context.count(|counts| counts.checksum_errors += bad);
         self.members.count_checksum_errors(self.stripes.member(stripe, position), bad);
         tracing::warn!(array = self.context.name, %stripe, %position, "contents are not what was written");
-        self.stripes.want_repair(stripe);
+        match self.stripes.map().is_unreadable(stripe) {
+            true => self.stripes.want_another_try(stripe),
+            false => self.stripes.want_repair(stripe),
+        }
     }
 
     /// True if a full strip at a place is this part, in this version. Nothing is taken from a cache.

@@ -1,9 +1,11 @@
 //! Reconstruction of strips from the others, column by column.
 
 use super::part::make;
+use super::patience::Bad;
 use super::{Erased, Found, Part, Strips};
 use crate::error::ArrayError;
 use crate::place::Position;
+use futures_util::future::join_all;
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
@@ -89,6 +91,7 @@ impl Strips {
     }
 
     /// A strip as it is, for another place: bad blocks that cannot be made stay bad, with their checksums.
+    /// Fails while they may be good in a moment: they would be left behind.
     pub(crate) async fn read_as_it_is(
         &self,
         stripe: Stripe,
@@ -100,10 +103,34 @@ impl Strips {
             Ok(part) => return Ok(part),
             Err(erased) => erased,
         };
-        match (self.recover_one(stripe, position, &all, io).await, erased) {
-            (Err(ArrayError::Unreadable { .. }), Erased::Blocks { part, .. }) => Ok(part),
-            (made, _) => made,
+        let made = self.remake(stripe, &[position], io).await?.remove(0);
+        let hopeless = made.lost_columns();
+        if hopeless.is_empty() {
+            return Ok(made);
         }
+        let later = || Err(self.stripes.list_unreadable(stripe, self.context.geo.k - 1));
+        let own = match erased {
+            Erased::Unreachable => match self.read_blockwise(stripe, position, &all, io).await {
+                // Nobody could look.
+                None => return later(),
+                Some(Ok(part) | Err(Erased::Blocks { part, .. })) => Some(part),
+                Some(Err(_)) => None,
+            },
+            Erased::Blocks { part, .. } => Some(part),
+            Erased::Strip => None,
+        };
+        if own.is_none() && !self.is_trailer_lost(stripe, position) {
+            return later();
+        }
+        let marked = own.as_ref().map(Part::lost_columns).unwrap_or_default();
+        let is_new = hopeless.iter().any(|column| !marked.contains(column));
+        if is_new && !self.found_bad(stripe, position, Bad::SomeBlocks) {
+            return later();
+        }
+        Ok(match own {
+            Some(own) => made.with_columns_of(&own, &hopeless),
+            None => made,
+        })
     }
 
     async fn recover_columns(
@@ -143,7 +170,8 @@ impl Strips {
                 available.into_iter().skip(lacking).chain(wanted.iter().copied()).collect();
             found.extend(self.read_parts(stripe, &rest, columns, io).await);
         }
-        if hopeless == Hopeless::IsMarked {
+        let whole = found.values().filter(|part| part.is_ok()).count();
+        if hopeless == Hopeless::IsMarked || whole < k {
             self.read_single_blocks(stripe, columns, &mut found, io).await;
         }
         self.decode_columns(stripe, wanted, columns.len(), &found, hopeless)
@@ -151,11 +179,14 @@ impl Strips {
 
     /// Reads strips that gave an error once more, block by block: some blocks may be readable.
     async fn read_single_blocks(&self, stripe: Stripe, columns: &Range<u32>, found: &mut Found, io: Io) {
-        for (position, part) in found.iter_mut() {
-            if matches!(part, Err(Erased::Unreachable))
-                && let Some(read) = self.read_blockwise(stripe, *position, columns, io).await
-            {
-                *part = read;
+        let unread = found.iter().filter(|(_, part)| matches!(part, Err(Erased::Unreachable)));
+        let reads = unread.map(|(position, _)| {
+            let position = *position;
+            async move { (position, self.read_blockwise(stripe, position, columns, io).await) }
+        });
+        for (position, read) in join_all(reads.collect::<Vec<_>>()).await {
+            if let Some(read) = read {
+                found.insert(position, read);
             }
         }
     }
@@ -230,7 +261,11 @@ impl Strips {
         }
         // All of the stripe is lost, unless that is for drives that will answer.
         let readable = self.stripes.readable(stripe);
-        let answers = |at: &Position| !matches!(found.get(at), Some(Err(Erased::Unreachable)));
+        let answers = |at: &Position| match found.get(at) {
+            Some(Err(Erased::Unreachable)) => false,
+            Some(Err(Erased::Strip)) => self.is_trailer_lost(stripe, *at),
+            _ => true,
+        };
         if let Some(error) = lost.filter(|_| !has_some && !readable.iter().all(|at| answers(&at))) {
             return Err(error);
         }

@@ -171,6 +171,7 @@ impl Strips {
         let landed = self.members.write_strip(strip, place.member, block, how.trailer, how.when).await?;
         if landed.is_some() {
             self.trailers.borrow_mut().put(stripe, position, version, Rc::new(trailer.crcs));
+            self.patience.borrow_mut().written(stripe, position);
         }
         Ok(landed)
     }

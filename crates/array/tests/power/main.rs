@@ -25,6 +25,7 @@ mod orders;
 mod outages;
 mod outdated;
 mod paging;
+mod patience;
 mod pinned;
 mod replaced;
 mod resting;

@@ -5,10 +5,15 @@
 //!
 //! A block may be unreadable. One that is read is what somebody wrote there since the last flush, or the
 //! flushed contents, and is whole.
+//!
+//! In other lives nothing rots: blocks cannot be read, or are read wrong, for some time only, also while
+//! drives are lost. Then every block can be read in the end, and again without as many drives as the code
+//! survives. A drive is lost only after a clean scrub: one that could not make a block has no redundancy
+//! there.
 
 use crate::bench::{DISK_BYTES, IO, Machine, NOISE, SLICE_AT, Site, block_of, buf_of, spec, spread};
 use penstock_array::place::MemberNo;
-use penstock_array::{ArrayError, Discard, Lacking};
+use penstock_array::{ArrayError, ArrayState, Discard, Lacking};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_sim::{CutMode, SimDisk, World};
@@ -92,11 +97,23 @@ impl Model {
     }
 }
 
+/// The damage that a life suffers, beside lost drives and power cuts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Damage {
+    /// Blocks rot, or cannot be read.
+    Lasting,
+    /// Blocks cannot be read, or are read wrong, until that passes.
+    Momentary,
+}
+
 /// One life of the drives of a site.
 struct Life<'a> {
     machine: &'a Machine,
     dice: &'a World,
     model: &'a mut Model,
+    damage: Damage,
+    /// Drives that may be lost at the same time.
+    m: u64,
     /// Blocks of a stripe.
     per: u64,
     /// Drives that were put in this life.
@@ -132,35 +149,53 @@ impl Life<'_> {
             }
             8 | 9 => drop(self.within(machine.array.destage_and_checkpoint()).await),
             10 => drop(self.within(machine.array.scrub()).await),
-            11 => {
+            11 if self.may_lose_drives().await => {
                 let member = MemberNo::new(dice.below(machine.disks.len() as u64) as usize);
                 self.within(machine.array.fail_member(member, "a test")).await;
             }
-            12 => self.replace(next_drive).await,
+            12 => return self.replace(next_drive).await,
             13 => machine.env.sleep(Duration::from_millis(dice.below(200_000))).await,
             14..=16 => self.rot().await,
             17 => machine.drives.iter().flatten().for_each(|drive| drive.set_readable()),
             18 => self.write_anew().await,
+            11 => {}
             _ => drop(self.model.read(machine, dice.below(STRIPES * self.per), what).await),
         }
         true
     }
 
-    /// Puts a blank drive into the place of a lost one.
-    async fn replace(&mut self, next_drive: &mut u64) {
-        let members = self.machine.array.report().members;
-        let gone: Vec<usize> = (0..members.len()).filter(|at| members[*at].state == "missing").collect();
-        if gone.is_empty() {
-            return;
-        }
-        let (at, new) = (gone[self.dice.below(gone.len() as u64) as usize], SimDisk::new(DISK_BYTES));
-        *next_drive += 1;
-        if self.within(self.machine.replace(&new, at, *next_drive)).await.is_some() {
-            self.new.push((at, new));
+    /// True if the loss of a drive costs nothing.
+    async fn may_lose_drives(&self) -> bool {
+        match self.damage {
+            Damage::Lasting => true,
+            Damage::Momentary => {
+                let found = self.within(self.machine.array.scrub()).await;
+                let members = self.machine.array.report().members;
+                let lost = members.iter().filter(|member| member.state != "active").count();
+                found.is_some_and(|found| found.is_clean()) && (lost as u64) < self.m
+            }
         }
     }
 
-    /// A block or a trailer of a stripe rots, or cannot be read.
+    /// Puts a blank drive into the place of a lost one. Returns false if that does not end.
+    async fn replace(&mut self, next_drive: &mut u64) -> bool {
+        let members = self.machine.array.report().members;
+        let gone: Vec<usize> = (0..members.len()).filter(|at| members[*at].state == "missing").collect();
+        if gone.is_empty() {
+            return true;
+        }
+        let (at, new) = (gone[self.dice.below(gone.len() as u64) as usize], SimDisk::new(DISK_BYTES));
+        *next_drive += 1;
+        match timeout(&self.machine.env, LIMIT, self.machine.replace(&new, at, *next_drive)).await {
+            Some(Ok(())) => self.new.push((at, new)),
+            Some(Err(_)) => {}
+            // Nobody knows which of the two is the member.
+            None => return false,
+        }
+        true
+    }
+
+    /// A block or a trailer of a stripe rots, cannot be read, or is read wrong.
     async fn rot(&self) {
         let (machine, dice) = (self.machine, self.dice);
         let stripe = Stripe(dice.below(STRIPES));
@@ -169,11 +204,15 @@ impl Life<'_> {
         let (at, geometry) = (place.member.index(), machine.array.geometry());
         let column = dice.below(u64::from(geometry.strip_blocks) + 1);
         let byte = SLICE_AT + geometry.block_at(place.row, 0) + column * BLOCK_BYTES as u64;
-        if dice.below(2) == 0 {
-            let new = self.new.iter().rev().find(|new| new.0 == at).map(|new| &new.1);
-            new.unwrap_or(&machine.disks[at]).corrupt(byte / BLOCK_BYTES as u64, &NOISE);
-        } else if let Some(drive) = &machine.drives[at] {
-            drive.set_unreadable(byte..byte + BLOCK_BYTES as u64);
+        let bytes = byte..byte + BLOCK_BYTES as u64;
+        match (dice.below(2), self.damage, &machine.drives[at]) {
+            (0, Damage::Lasting, _) => {
+                let new = self.new.iter().rev().find(|new| new.0 == at).map(|new| &new.1);
+                new.unwrap_or(&machine.disks[at]).corrupt(byte / BLOCK_BYTES as u64, &NOISE);
+            }
+            (0, Damage::Momentary, Some(drive)) => drive.set_wrong(bytes),
+            (_, _, Some(drive)) => drive.set_unreadable(bytes),
+            (_, _, None) => {}
         }
     }
 
@@ -203,8 +242,16 @@ impl Life<'_> {
     }
 }
 
-/// Returns the blocks that could be read at the starts.
-fn lives(seed: u64) -> u64 {
+/// The sum of what the lives of all seeds had.
+#[derive(Default)]
+struct Seen {
+    /// Blocks that could be read at the starts.
+    good: u64,
+    /// Seeds of which every block was read in the end.
+    whole: u64,
+}
+
+fn lives(seed: u64, damage: Damage, seen: &mut Seen) {
     let dice = World::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 5);
     let (mut site, m, per) = match dice.below(3) {
         0 => (Site::new(spec(4, 2)), 2, 32),
@@ -212,7 +259,9 @@ fn lives(seed: u64) -> u64 {
         _ => (Site::new(spread(2, 1, 6, 1)), 1, 16),
     };
     let mut model = Model::new(STRIPES * per);
-    let (mut next_drive, mut away, mut good) = (100, Vec::new(), 0);
+    let (mut next_drive, mut away, mut is_known) = (100, Vec::new(), true);
+    // Whatever was lost before is whole again.
+    let mut may_be_away = true;
     for number in 0..LIVES {
         let world = World::new(seed * 100 + number);
         let what = format!("seed {seed}, life {number}, without {away:?}");
@@ -220,13 +269,16 @@ fn lives(seed: u64) -> u64 {
         let opened = world.run(async {
             // A start may be refused for what is away or damaged.
             let Ok(machine) = site.open(&world, &away).await else { return false };
-            good += model.read_all(&machine, &what).await;
-            let mut life = Life { machine: &machine, dice: &dice, model: &mut model, per, new: Vec::new() };
+            seen.good += model.read_all(&machine, &what).await;
+            let (machine, dice, model) = (&machine, &dice, &mut model);
+            let mut life = Life { machine, dice, model, damage, m, per, new: Vec::new() };
             for _ in 0..30 + dice.below(60) {
                 if !life.step(&mut next_drive, &what).await {
+                    is_known = false;
                     break;
                 }
             }
+            may_be_away = life.may_lose_drives().await && machine.array.report().state == ArrayState::Ok;
             new = std::mem::take(&mut life.new);
             if dice.below(3) == 0 {
                 let _ = timeout(&machine.env, 60 * LIMIT, machine.array.close()).await;
@@ -236,19 +288,59 @@ fn lives(seed: u64) -> u64 {
         world.destroy();
         new.into_iter().for_each(|(at, disk)| site.disks[at] = disk);
         site.disks.iter().for_each(|disk| disk.cut(&world, CutMode::draw(&dice)));
-        away = match opened.expect("nobody cuts the power before") {
+        away = match opened.expect("nobody cuts the power before") && may_be_away {
             true => (0..dice.below(m + 1)).map(|_| dice.below(site.disks.len() as u64) as usize).collect(),
             false => Vec::new(),
         };
-        if number == 2 && dice.below(2) == 0 {
-            site.lacking = Lacking::Accept;
+        match damage {
+            Damage::Lasting if number == 2 && dice.below(2) == 0 => site.lacking = Lacking::Accept,
+            Damage::Momentary if !is_known => return,
+            _ => {}
         }
     }
-    good
+    if damage == Damage::Momentary {
+        ends_whole(seed, &site, &mut model, m as usize, &dice);
+        seen.whole += 1;
+    }
+}
+
+/// Every block can be read as soon as nothing is away or bad, and the array has all its redundancy again.
+fn ends_whole(seed: u64, site: &Site, model: &mut Model, m: usize, dice: &World) {
+    let members = site.disks.len();
+    let first = dice.below(members as u64) as usize;
+    let without: Vec<usize> = (0..m).map(|nth| (first + nth * 2) % members).collect();
+    for (number, lost) in [(0, &[][..]), (1, &without)] {
+        let what = format!("seed {seed}, in the end, without {lost:?}");
+        let world = World::new(seed * 100 + 50 + number);
+        let run = world.run(async {
+            let machine = site.open(&world, lost).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let good = model.read_all(&machine, &what).await;
+            assert_eq!(good, model.may.len() as u64, "{what}: blocks that can be read");
+            if lost.is_empty() {
+                machine.array.scrub().await.unwrap();
+                let rebuilt = timeout(&machine.env, 60 * LIMIT, machine.array.wait_rebuilt()).await;
+                assert_eq!(rebuilt, Some(0), "{what}: stripes without redundancy after a rebuild");
+                assert_eq!(machine.array.report().state, ArrayState::Ok, "{what}");
+                machine.array.close().await.unwrap();
+            }
+        });
+        run.unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        world.destroy();
+    }
 }
 
 #[test]
 fn campaign_of_rotten_lives() {
-    let good: u64 = penstock_sim::seeds(0..12).map(lives).sum();
-    assert!(good > 0, "something can be read");
+    let mut seen = Seen::default();
+    penstock_sim::seeds(0..12).for_each(|seed| lives(seed, Damage::Lasting, &mut seen));
+    assert!(seen.good > 0, "something can be read");
+}
+
+/// Regression: a rebuild marked good blocks of drives that were away, a trailer that could not be read for a
+/// moment lost a stripe, and a scrub wrote zeros over what it could not judge.
+#[test]
+fn campaign_of_lives_with_momentary_errors() {
+    let mut seen = Seen::default();
+    penstock_sim::seeds(0..12).for_each(|seed| lives(seed, Damage::Momentary, &mut seen));
+    assert!(seen.whole > 0, "most seeds come to their end");
 }

@@ -56,6 +56,16 @@ pub enum Newer {
     Stay,
 }
 
+/// The way of a restore.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct How {
+    /// The treatment of blocks that may be newer.
+    pub newer: Newer,
+    /// Also while pages of the stripe table cannot be read: blocks in their stripes count as written since,
+    /// and what is newer there is given up. Otherwise the restore fails: they may be readable in a moment.
+    pub may_lack: bool,
+}
+
 /// Files with blocks that may have been written since the copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChangedFiles {
@@ -198,6 +208,7 @@ pub(super) fn is_later(error: &ChunkError) -> bool {
 pub(super) async fn is_whole(volume: &Volume, anchor: &Anchor) -> Result<bool, ChunkError> {
     match verify(volume, anchor).await {
         Ok(_) => Ok(true),
+        Err(error) if is_later(&error) => Err(error),
         Err(error) if error.kind() == ErrorKind::Corrupt => {
             tracing::warn!(serial = anchor.serial, %error, "a copy of the map is damaged");
             Ok(false)
@@ -283,28 +294,31 @@ impl Writer<'_> {
 struct Ages<'a> {
     volume: &'a Volume,
     version: Version,
-    how: Newer,
+    how: How,
     /// Blocks of the copies, which are nobody else's.
     copies: Vec<Run>,
-    last: Option<(u64, BlockChanges)>,
+    /// The stripe that was asked for last. None of its contents are known if its page is lost.
+    last: Option<(u64, Option<BlockChanges>)>,
     /// Newer blocks that stay in their files.
     claimed: Vec<Run>,
 }
 
 impl Ages<'_> {
-    async fn of_stripe(&mut self, stripe: u64) -> Result<&BlockChanges, ChunkError> {
+    /// The blocks of a stripe with older contents, and with newer ones. None if nobody can say.
+    async fn of_stripe(&mut self, stripe: u64) -> Result<Option<&BlockChanges>, ChunkError> {
         if self.last.as_ref().is_none_or(|(last, _)| *last != stripe) {
-            let mut changes = match self.volume.changes_since(stripe, self.version).await {
-                Ok(changes) => changes,
-                // Nobody can read it.
-                Err(ArrayError::Damaged { .. }) => BlockChanges::default(),
+            let changes = match self.volume.changes_since(stripe, self.version).await {
+                Ok(mut changes) => {
+                    let copies = runs_in(&self.copies, stripe, self.volume.stripe_blocks());
+                    changes.new = changes.new.iter().flat_map(|run| gaps(&copies, run)).collect();
+                    Some(changes)
+                }
+                Err(ArrayError::Damaged { .. }) if self.how.may_lack => None,
                 Err(error) => return Err(error.into()),
             };
-            let copies = runs_in(&self.copies, stripe, self.volume.stripe_blocks());
-            changes.new = changes.new.iter().flat_map(|run| gaps(&copies, run)).collect();
             self.last = Some((stripe, changes));
         }
-        Ok(&self.last.as_ref().expect("it was just put there").1)
+        Ok(self.last.as_ref().expect("it was just put there").1.as_ref())
     }
 
     /// The parts of an extent that the file keeps, and the number of its blocks that may be newer. It keeps
@@ -322,7 +336,11 @@ impl Ages<'_> {
             let stripe = at / per_stripe;
             let base = stripe * per_stripe;
             let within = to_u32(at - base)..to_u32(end.min(base + per_stripe) - base);
-            let changes = self.of_stripe(stripe).await?;
+            let Some(changes) = self.of_stripe(stripe).await? else {
+                newer += u64::from(within.end - within.start);
+                at = base + u64::from(within.end);
+                continue;
+            };
             let (old, new) = (overlaps(&changes.old, &within), overlaps(&changes.new, &within));
             let len =
                 |runs: &[Range<u32>]| runs.iter().map(|run| u64::from(run.end - run.start)).sum::<u64>();
@@ -334,7 +352,7 @@ impl Ages<'_> {
             let same = if extent.preallocated { gaps(&changes.new, &within) } else { old };
             let mut runs: Vec<(Range<u32>, bool)> =
                 same.into_iter().map(|run| (run, extent.preallocated)).collect();
-            if how == Newer::Stay {
+            if how.newer == Newer::Stay {
                 claimed.extend(
                     new.iter().map(|run| (base + u64::from(run.start), u64::from(run.end - run.start))),
                 );
@@ -414,8 +432,13 @@ impl Kv for Nowhere {
 }
 
 /// Finds out what [`restore`] would do, and does not do it.
-pub async fn preview(found: &Found, volume: &Volume, names: &mut dyn Names) -> Result<Restored, ChunkError> {
-    fill(found, volume, &Nowhere, names, Newer::AreCollected).await
+pub async fn preview(
+    found: &Found,
+    volume: &Volume,
+    names: &mut dyn Names,
+    how: How,
+) -> Result<Restored, ChunkError> {
+    fill(found, volume, &Nowhere, names, how).await
 }
 
 /// Puts the rows of a copy into an empty store, and makes the anchor of the other one void, whose blocks are
@@ -425,7 +448,7 @@ pub async fn restore(
     volume: &Volume,
     kv: &dyn Kv,
     names: &mut dyn Names,
-    how: Newer,
+    how: How,
 ) -> Result<Restored, ChunkError> {
     let restored = fill(found, volume, kv, names, how).await?;
     kv.flush().await?;
@@ -442,7 +465,7 @@ async fn fill(
     volume: &Volume,
     kv: &dyn Kv,
     names: &mut dyn Names,
-    how: Newer,
+    how: How,
 ) -> Result<Restored, ChunkError> {
     // Blocks that are in the log count as changed.
     if let Err(error) = volume.array().destage_and_checkpoint().await {
@@ -488,7 +511,14 @@ async fn fill(
     }
     writer.commit().await?;
     let newer = (newer_blocks > 0).then_some(newer);
-    Ok(Restored { copy: found.anchor.clone(), rows: writer.all, how, changed, newer_blocks, newer })
+    Ok(Restored {
+        copy: found.anchor.clone(),
+        rows: writer.all,
+        how: how.newer,
+        changed,
+        newer_blocks,
+        newer,
+    })
 }
 
 /// The parts of runs, which are in order, in a stripe, counted from its first block.
@@ -535,13 +565,17 @@ async fn put_newer(
     };
     let mut from = 0;
     loop {
-        let stripes = volume.written(from, STRIPES).await?;
+        // Stripes of a page that cannot be read for a moment are not passed over.
+        let stripes = match ages.how.may_lack {
+            true => volume.written(from, STRIPES).await?,
+            false => volume.all_written(from, STRIPES).await?,
+        };
         let Some(end) = stripes.last() else { break };
         from = end + 1;
         for stripe in stripes {
             let base = stripe * per_stripe;
             let taken = runs_in(&claimed, stripe, per_stripe);
-            let new = ages.of_stripe(stripe).await?.new.clone();
+            let new = ages.of_stripe(stripe).await?.map(|changes| changes.new.clone()).unwrap_or_default();
             for mut run in new.iter().flat_map(|run| gaps(&taken, run)) {
                 while !run.is_empty() {
                     let count = (run.end - run.start).min(chunk_blocks - held);

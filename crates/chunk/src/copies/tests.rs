@@ -1,7 +1,8 @@
 use super::*;
 use crate::rows::decode_file_key;
 use crate::tests::{
-    Bench, CHUNK, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, fills, known, on_a_volume, write,
+    Bench, CHUNK, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, fills, known, on_a_volume,
+    on_drives_of, write,
 };
 use crate::{ChunkKey, TargetConfig};
 use penstock_base::Gate;
@@ -62,6 +63,7 @@ fn parts(bench: &Bench) -> (Bench, Volume) {
             kv: bench.kv.clone(),
             gate: Rc::default(),
             disks: bench.disks.clone(),
+            drives: bench.drives.clone(),
         },
         anchors,
     )
@@ -71,17 +73,79 @@ async fn copy(copies: &Copies) -> Anchor {
     copies.make(|key| key != SESSION).await.unwrap()
 }
 
+/// A copy that cannot be written.
+async fn fail(bench: &Bench, copies: &Copies) {
+    bench.kv.fail_after(0);
+    assert!(copies.make(|_| true).await.is_err());
+    bench.kv.fail_after(u64::MAX);
+}
+
+/// Two copies of some rows. They are in their strips, so that reads go to the drives.
+async fn two_copies(bench: &Bench, anchors: &Volume) -> (Rc<Target>, Rc<Copies>, [Anchor; 2]) {
+    bench.put_row(STORE.to_vec(), vec![7]).await;
+    let target = bench.target().await;
+    let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+    let both = [copy(&copies).await, copy(&copies).await];
+    bench.volume.array().destage_and_checkpoint().await.unwrap();
+    (target, copies, both)
+}
+
+/// The first block of a copy's rows.
+async fn first_block(copies: &Copies, of: &Anchor) -> u64 {
+    copies.pieces_of(file_of(of.serial), 0, 1).await.unwrap()[0][0].0
+}
+
+/// Writes other bytes in the place of a copy's rows.
+async fn spoil(bench: &Bench, copies: &Copies, of: &Anchor) {
+    let (data, crcs) = crate::tests::blocks_of(&[9]);
+    bench.volume.write(first_block(copies, of).await, &data, &crcs).await.unwrap();
+    bench.volume.array().destage_and_checkpoint().await.unwrap();
+}
+
+/// The blocks of the array on which an anchor lies.
+fn blocks_of_anchor(bench: &Bench, anchors: &Volume, slot: usize) -> std::ops::Range<u64> {
+    let (first, count) = place_of(anchors, slot);
+    let first = bench.volume.blocks() + first;
+    first..first + count
+}
+
+/// The serial number of the copy that a restore would take.
+async fn usable(bench: &Bench, anchors: &Volume) -> u64 {
+    find_one(bench, anchors).await.anchor().serial
+}
+
+/// The numbers of all copies that have blocks.
+fn kept(bench: &Bench) -> Vec<u64> {
+    let files = bench.kv.rows().into_iter().filter_map(|(key, _)| decode_file_key(&key).ok());
+    files.map(|(file, _)| file.ino.0).filter(|number| *number < END).collect()
+}
+
+fn how_of(newer: Newer) -> How {
+    How { newer, may_lack: false }
+}
+
+async fn find_one(bench: &Bench, anchors: &Volume) -> Found {
+    find(&bench.volume, anchors).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A restore into an empty store.
+async fn restored_rows(bench: &Bench, found: &Found, how: How) -> (Rc<MemKv>, Result<Restored, ChunkError>) {
+    let kv = MemKv::new(1 << 24);
+    let done = restore(found, &bench.volume, &*kv, &mut Rows::default(), how).await;
+    (kv, done)
+}
+
 /// Loses the key-value store, restores it, and repairs the target.
 async fn restored(bench: &Bench, anchors: &Volume, how: Newer) -> (Bench, Rc<Target>, Restored) {
-    let found = find(&bench.volume, anchors).await.unwrap_or_else(|error| panic!("{error}"));
-    let kv = MemKv::new(1 << 24);
-    let done = restore(&found, &bench.volume, &*kv, &mut Rows::default(), how).await.unwrap();
+    let (kv, done) = restored_rows(bench, &find_one(bench, anchors).await, how_of(how)).await;
+    let done = done.unwrap();
     let bench = Bench {
         kv,
         gate: Rc::<Gate>::default(),
         env: bench.env.clone(),
         volume: bench.volume.clone(),
         disks: bench.disks.clone(),
+        drives: bench.drives.clone(),
     };
     let target = bench.target().await;
     assert!(target.suspect_groups() > 0, "nothing is allocated before a repair");
@@ -180,15 +244,13 @@ fn copies_take_turns() {
         for serial in 1..=5 {
             assert_eq!(copy(&copies).await.serial, serial);
             assert_clean(&bench, &target).await;
-            let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
+            let found = find_one(&bench, &anchors).await;
             assert_eq!(found.anchor().serial, serial);
         }
         assert_eq!(free - target.usage().free_blocks, 4 * u64::from(CHUNK), "two copies of two segments");
         // A copy that fails leaves the newest one, and no space that nobody owns.
-        bench.kv.fail_after(0);
-        assert!(copies.make(|_| true).await.is_err());
-        bench.kv.fail_after(u64::MAX);
-        let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
+        fail(&bench, &copies).await;
+        let found = find_one(&bench, &anchors).await;
         assert_eq!(found.anchor().serial, 5);
         assert_eq!(copy(&copies).await.serial, 6);
         assert_clean(&bench, &target).await;
@@ -221,14 +283,11 @@ fn a_copy_with_a_bad_block_is_not_used() {
         let target = bench.target().await;
         let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
         let (first, second) = (copy(&copies).await, copy(&copies).await);
-        // Other bytes in the place of the second one's rows.
-        let rows = copies.pieces_of(file_of(second.serial), 0, 1).await.unwrap()[0][0].0;
-        let (data, crcs) = crate::tests::blocks_of(&[9]);
-        bench.volume.write(rows, &data, &crcs).await.unwrap();
-        bench.volume.flush().await.unwrap();
-        let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
+        spoil(&bench, &copies, &second).await;
+        let found = find_one(&bench, &anchors).await;
         assert_eq!(found.anchor(), &first);
-        // Its index in the place of its anchor.
+        // Other bytes in the place of the anchor of the first one.
+        let (data, crcs) = crate::tests::blocks_of(&[9]);
         anchors.write(place_of(&anchors, 0).0, &data, &crcs).await.unwrap();
         anchors.flush().await.unwrap();
         let refused = find(&bench.volume, &anchors).await.err().unwrap().to_string();
@@ -337,11 +396,7 @@ fn lives(seed: u64) {
 
 #[test]
 fn no_file_shows_the_contents_of_another_after_a_restore() {
-    let seeds = std::env::var("PENSTOCK_SEEDS").ok().and_then(|seeds| {
-        let (from, until) = seeds.split_once("..")?;
-        Some(from.parse().ok()?..until.parse().ok()?)
-    });
-    seeds.unwrap_or(1..60).for_each(lives);
+    penstock_sim::seeds(1..60).for_each(lives);
 }
 
 /// Regression: the anchor of the other copy stayed, and its blocks, which were others' by then, were left out
@@ -386,14 +441,9 @@ fn the_only_copy_that_is_whole_is_not_given_up() {
         let target = bench.target().await;
         let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
         let (_, second) = (copy(&copies).await, copy(&copies).await);
-        let rows = copies.pieces_of(file_of(second.serial), 0, 1).await.unwrap()[0][0].0;
-        let (data, crcs) = crate::tests::blocks_of(&[9]);
-        bench.volume.write(rows, &data, &crcs).await.unwrap();
-        bench.volume.flush().await.unwrap();
-        bench.kv.fail_after(0);
-        assert!(copies.make(|_| true).await.is_err());
-        bench.kv.fail_after(u64::MAX);
-        let found = find(&bench.volume, &anchors).await.unwrap_or_else(|error| panic!("{error}"));
+        spoil(&bench, &copies, &second).await;
+        fail(&bench, &copies).await;
+        let found = find_one(&bench, &anchors).await;
         assert_eq!(found.anchor().serial, 1);
         assert_eq!(copy(&copies).await.serial, 3);
         assert_clean(&bench, &target).await;
@@ -430,4 +480,254 @@ fn a_copy_of_a_later_release_is_neither_passed_over_nor_written_over() {
         assert!(is_of_a_later_release(&find(&bench.volume, &anchors).await));
         assert!(is_of_a_later_release(&read_anchor(&anchors, 1).await));
     });
+}
+
+/// Regression: a segment of a later release was taken for damage, and its copy was written over.
+#[test]
+fn a_copy_with_segments_of_a_later_release_is_not_written_over() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        let (target, copies, [_, second]) = two_copies(&bench, &anchors).await;
+        let block = first_block(&copies, &second).await;
+        let mut bytes = bench.volume.read(block, 1, IO).await.unwrap().gather().to_vec();
+        let len = u32::from_le_bytes(bytes[16..20].try_into().unwrap()) as usize;
+        bytes[12] = 2; // its format
+        let crc = penstock_base::crc32c(&bytes[12..20 + len]);
+        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        let (data, crcs) = (Buf::copy_from(&bytes), crc32c_blocks(&bytes));
+        bench.volume.write(block, &data, &crcs).await.unwrap();
+        bench.volume.flush().await.unwrap();
+        assert!(is_of_a_later_release(&find(&bench.volume, &anchors).await), "a restore refuses");
+        assert!(is_of_a_later_release(&copies.make(|_| true).await), "it is not written over");
+        assert!(is_of_a_later_release(&find(&bench.volume, &anchors).await), "it is there still");
+        target.stop();
+    });
+}
+
+/// Regression: a page of the stripe table that could not be read for a moment cost files the blocks of its
+/// stripes, which a repair then freed.
+#[test]
+fn a_page_that_cannot_be_read_for_a_moment_costs_no_file_its_contents() {
+    on_drives_of(48 << 20, Some(1), async |bench| {
+        let (bench, anchors) = parts(bench);
+        bench.put_row(STORE.to_vec(), vec![7]).await;
+        let target = bench.target().await;
+        for index in 0..100 {
+            write(&target, key(0, index), 0, &[10 + index as u8; CHUNK as usize]).await;
+        }
+        target.commit_all().await.unwrap();
+        let copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        copy(&copies).await;
+        // Newer ones, of which only the stripes tell.
+        for index in 100..120 {
+            write(&target, key(1, index), 0, &[10 + index as u8; CHUNK as usize]).await;
+        }
+        target.sync().await.unwrap();
+        bench.volume.array().destage_and_checkpoint().await.unwrap();
+        target.stop();
+        let how = how_of(Newer::AreCollected);
+        let whole = restored_rows(&bench, &find_one(&bench, &anchors).await, how).await.1.unwrap();
+        assert_eq!((whole.changed.files, whole.newer_blocks), (0, 20 * u64::from(CHUNK)));
+        let (mut refused, mut gone) = (0, 0);
+        for page in 0..bench.volume.array().geometry().table_pages() {
+            let found = find_one(&bench, &anchors).await;
+            bench.set_page_unreadable(page);
+            let seen = preview(&found, &bench.volume, &mut Rows::default(), how).await;
+            // With the consent to lose what cannot be read, it is lost.
+            let how = How { may_lack: seen.is_err(), ..how };
+            let done = restored_rows(&bench, &found, how).await.1;
+            bench.set_readable();
+            match (seen, done) {
+                (Ok(seen), Ok(done)) => {
+                    let both = [seen, done].map(|done| (done.changed, done.newer_blocks));
+                    assert_eq!(
+                        both,
+                        [0; 2].map(|_| (whole.changed.clone(), whole.newer_blocks)),
+                        "page {page}"
+                    );
+                }
+                (Err(error), done) => {
+                    assert!(error.to_string().contains("stripe table"), "page {page}: {error}");
+                    refused += 1;
+                    let is_less =
+                        |done: Restored| done.changed.files > 0 || done.newer_blocks < whole.newer_blocks;
+                    gone += u64::from(done.is_ok_and(is_less));
+                }
+                (Ok(_), Err(error)) => panic!("page {page}: {error}"),
+            }
+        }
+        assert!(refused > 1 && gone > 1, "{refused} refused, {gone} with losses");
+    });
+}
+
+/// Makes that fail or end in the middle, damaged copies and anchors, and restarts. A copy that was whole
+/// stays until a newer one is.
+fn makes(seed: u64) {
+    on_a_volume(async |bench| {
+        let (_seed, mut random) = (Seed(seed), Random::new(seed));
+        let (bench, anchors) = parts(bench);
+        bench.put_row(STORE.to_vec(), vec![7]).await;
+        for row in 0..random.below(120) as u8 {
+            bench.put_row([&NAME[..], &[row]].concat(), vec![row; 1000]).await;
+        }
+        let mut target = bench.target().await;
+        let mut copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+        let (spoiled, crcs) = crate::tests::blocks_of(&[9]);
+        let mut chunk = 0;
+        for step in 0..25 {
+            let before = find(&bench.volume, &anchors).await.ok().map(|found| found.anchor().serial);
+            let (mut restarts, mut damages) = (false, false);
+            match random.below(9) {
+                0 | 1 => assert!(copies.make(|_| true).await.is_ok(), "in step {step}"),
+                2 | 3 => {
+                    let after = Duration::from_micros(random.below(60_000));
+                    let stop = async {
+                        bench.env.sleep(after).await;
+                        target.stop();
+                    };
+                    let _ = futures_util::future::join(copies.make(|_| true), stop).await;
+                    restarts = true;
+                }
+                4 => {
+                    bench.kv.fail_after(random.below(30));
+                    let _ = copies.make(|_| true).await;
+                    bench.kv.fail_after(u64::MAX);
+                }
+                5 => {
+                    target.stop();
+                    restarts = true;
+                }
+                6 => {
+                    let both = [read_anchor(&anchors, 0).await, read_anchor(&anchors, 1).await];
+                    if let [Ok(one), Ok(other)] = &both {
+                        let victim = if random.below(2) == 0 { one } else { other };
+                        bench.volume.write(victim.index[0][0].0, &spoiled, &crcs).await.unwrap();
+                        damages = true;
+                    }
+                }
+                7 => {
+                    let slot = random.below(2) as usize;
+                    anchors.write(place_of(&anchors, slot).0, &spoiled, &crcs).await.unwrap();
+                    damages = true;
+                }
+                _ => {
+                    for _ in 0..random.below(6) {
+                        chunk = (chunk + 1) % 20;
+                        write(&target, key(8, chunk), 0, &[60; CHUNK as usize]).await;
+                        target.sync().await.unwrap();
+                    }
+                }
+            }
+            bench.volume.flush().await.unwrap();
+            if restarts {
+                target = bench.target().await;
+                copies = Copies::open(&bench.env, &target, anchors.clone()).await;
+            }
+            let after = find(&bench.volume, &anchors).await.ok().map(|found| found.anchor().serial);
+            assert!(damages || after >= before, "step {step}: {before:?} to {after:?}");
+        }
+        for _ in 0..2 {
+            copies.make(|_| true).await.unwrap();
+        }
+        assert_clean(&bench, &target).await;
+        target.stop();
+    });
+}
+
+#[test]
+fn a_whole_copy_stays_whatever_happens_to_makes() {
+    penstock_sim::seeds(1..40).for_each(makes);
+}
+
+/// Regression: an anchor of which some blocks were lost was written in part, and could not be read
+/// afterwards.
+#[test]
+fn an_anchor_is_written_in_a_place_that_cannot_be_read() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        let (target, copies, _) = two_copies(&bench, &anchors).await;
+        // Nobody undoes that: the place is readable again once it is written.
+        for slot in [0, 1] {
+            bench.set_unreadable(blocks_of_anchor(&bench, &anchors, slot)).await;
+            let serial = copy(&copies).await.serial;
+            bench.volume.array().destage_and_checkpoint().await.unwrap();
+            assert_eq!(read_anchor(&anchors, slot).await.unwrap().serial, serial, "anchor {slot}");
+            assert_eq!(usable(&bench, &anchors).await, serial);
+        }
+        assert_clean(&bench, &target).await;
+        target.stop();
+    });
+}
+
+/// Regression: with two anchors that could not be read both copies were freed, or no copy was ever made
+/// again.
+#[test]
+fn copies_whose_anchors_cannot_be_read_are_freed_after_the_next_one() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        let (target, copies, [_, second]) = two_copies(&bench, &anchors).await;
+        for slot in [0, 1] {
+            bench.set_unreadable(blocks_of_anchor(&bench, &anchors, slot)).await;
+        }
+        fail(&bench, &copies).await;
+        assert_eq!(kept(&bench), [1, 2]);
+        let third = copy(&copies).await;
+        let of_now = kept(&bench);
+        assert!([1, 2, third.serial].iter().all(|serial| of_now.contains(serial)), "any may have an anchor");
+        bench.set_readable();
+        assert_eq!(usable(&bench, &anchors).await, third.serial);
+        spoil(&bench, &copies, &third).await;
+        assert_eq!(usable(&bench, &anchors).await, second.serial, "its anchor was not written over");
+        let fourth = copy(&copies).await;
+        assert_eq!(kept(&bench), [2, fourth.serial]);
+        assert_clean(&bench, &target).await;
+        target.stop();
+    });
+}
+
+/// Regression: the older copy was damaged and the newer one could not be read for a moment, and both were
+/// given up before a third one was there.
+#[test]
+fn two_copies_that_cannot_be_read_stay_until_there_is_a_third_one() {
+    on_a_volume(async |bench| {
+        let (bench, anchors) = parts(bench);
+        let (target, copies, [first, second]) = two_copies(&bench, &anchors).await;
+        spoil(&bench, &copies, &first).await;
+        let at = first_block(&copies, &second).await;
+        bench.set_unreadable(at..at + 1).await;
+        fail(&bench, &copies).await;
+        bench.set_readable();
+        assert_eq!(usable(&bench, &anchors).await, second.serial);
+        bench.set_unreadable(at..at + 1).await;
+        let third = copy(&copies).await;
+        bench.set_readable();
+        assert!(kept(&bench).contains(&2), "only the next one frees it");
+        let fourth = copy(&copies).await;
+        assert_eq!(kept(&bench), [third.serial, fourth.serial]);
+        assert_clean(&bench, &target).await;
+        target.stop();
+    });
+}
+
+/// Regression: one anchor could not be read for a moment, and the copy of the other one was damaged: it gave
+/// way, and the copy of the first one was freed.
+#[test]
+fn a_copy_whose_anchor_cannot_be_read_is_not_freed_beside_a_damaged_one() {
+    for unread in [0, 1] {
+        on_a_volume(async |bench| {
+            let (bench, anchors) = parts(bench);
+            let (target, copies, both) = two_copies(&bench, &anchors).await;
+            spoil(&bench, &copies, &both[1 - unread]).await;
+            bench.set_unreadable(blocks_of_anchor(&bench, &anchors, unread)).await;
+            fail(&bench, &copies).await;
+            bench.set_readable();
+            assert_eq!(usable(&bench, &anchors).await, both[unread].serial);
+            bench.set_unreadable(blocks_of_anchor(&bench, &anchors, unread)).await;
+            let third = copy(&copies).await;
+            bench.set_readable();
+            spoil(&bench, &copies, &third).await;
+            assert_eq!(usable(&bench, &anchors).await, both[unread].serial);
+            target.stop();
+        });
+    }
 }

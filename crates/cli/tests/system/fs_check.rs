@@ -206,6 +206,13 @@ fn changed_blocks_stay_in_their_files_if_that_is_asked_for() {
     // The record of the store is lost too; its drives are in the folder.
     std::fs::remove_file(store.dir.join("store.json")).unwrap();
     let words = ["fs", "check", "--repair", "--map", "--keep-changed", "--yes"];
+    // A drive of another store is not taken into this one, nor this one's into it.
+    let other = Store::new("fs-map-other", &["--drive-size", "256M"]);
+    other.up();
+    other.down();
+    let drive = std::fs::read_dir(other.dir.join("drives")).unwrap().next().unwrap().unwrap().path();
+    let (_, err) = exits(&store, &[&words[..], &["--drive", drive.to_str().unwrap()]].concat(), 8);
+    assert!(err.contains("belong to 2 stores: name the drives of one"), "{err}");
     let (out, err) = exits(&store, &words, 1);
     let mode = std::fs::metadata(store.dir.join("restored.json")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "it names files of all users");

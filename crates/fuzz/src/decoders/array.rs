@@ -181,6 +181,7 @@ pub(super) const ROOT: Decoder = Decoder {
             applied: LogSeq(43),
             resets: BTreeMap::from([(MemberNo::new(0), 1), (MemberNo::new(255), 3)]),
             stale_on: MemberSet::first(256),
+            unreadable: (0..40).map(|stripe| Stripe(stripe * 1000)).collect(),
         };
         vec![root.encode().to_vec()]
     },

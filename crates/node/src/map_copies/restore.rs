@@ -10,7 +10,7 @@ use penstock_array::{Array, Discard, Volume};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, DecodeError, Env};
-use penstock_chunk::copies::{Anchor, Newer, Restored, anchor_stripes, find, newest, preview, restore};
+use penstock_chunk::copies::{Anchor, How, Newer, Restored, anchor_stripes, find, newest, preview, restore};
 use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, for_each};
 use penstock_meta::rows::{Home, StoreRow};
 use penstock_meta::{MetaError, MetaTarget, RestoredNames};
@@ -22,6 +22,17 @@ use std::time::Duration;
 const TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(5);
 
+/// The consent of an administrator to a restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consent {
+    /// None yet.
+    No,
+    /// To a restore from the copy with this random number.
+    To(u64),
+    /// To one from any copy.
+    ToAny,
+}
+
 /// A restore from a copy of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restore {
@@ -29,7 +40,7 @@ pub struct Restore {
     pub newer: Newer,
     /// Without it the start ends with [`StartError::Unconfirmed`], which says why the rows cannot be read and
     /// what the restore would do.
-    pub is_confirmed: bool,
+    pub consent: Consent,
     /// A newer copy that cannot be read may be given up.
     pub may_pass_over: bool,
     /// Also while drives are missing that may have the rows.
@@ -157,9 +168,19 @@ pub(crate) async fn restore_rows(
     arrays: &Arrays<'_>,
     mode: Mode,
     home: Home,
-    Restore { newer, is_confirmed, may_pass_over, may_lack, is_forced }: Restore,
+    Restore { newer, consent, may_pass_over, may_lack, is_forced }: Restore,
 ) -> Result<(Rc<AheadKv>, Option<Restored>), StartError> {
     let (volume, anchors) = arrays.parts()?;
+    let members = arrays.meta.report().members;
+    let missing = members.iter().filter(|member| member.state == "missing");
+    let missing: Vec<String> = missing.map(|member| member.drive.to_string()).collect();
+    // Before rows are read: that may write, and what only missing drives have would be out of date.
+    if !missing.is_empty() && !may_lack && !is_forced {
+        return Err(StartError::Refused(format!(
+            "nothing was changed: missing drives may have names and maps that others lack; bring back {}; --accept-loss gives up what only they have",
+            missing.join(", ")
+        )));
+    }
     let why = match read_all_patiently(env, arrays, mode, home).await {
         // An earlier restore was interrupted: the repair is all that is left to do.
         Ok((kv, row)) if row.is_unrepaired && !is_forced => return Ok((kv, None)),
@@ -179,18 +200,7 @@ pub(crate) async fn restore_rows(
                 "{error}\nnothing says that names and maps are lost, so nothing was changed; if they are, --force goes on"
             )));
         }
-        Err(error) => {
-            let members = arrays.meta.report().members;
-            let missing = members.iter().filter(|member| member.state == "missing");
-            let missing: Vec<String> = missing.map(|member| member.drive.to_string()).collect();
-            if !missing.is_empty() && !may_lack && !is_forced {
-                return Err(StartError::Refused(format!(
-                    "{error}\nmissing drives may have what cannot be read, so nothing was changed: bring back {}; --accept-loss gives up what only they have",
-                    missing.join(", ")
-                )));
-            }
-            format!("names and maps cannot be read: {error}")
-        }
+        Err(error) => format!("names and maps cannot be read: {error}"),
     };
     let mut found = scoped(find(&volume, &anchors)).await;
     for _ in 1..TRIES {
@@ -205,18 +215,46 @@ pub(crate) async fn restore_rows(
     let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
     let names = || RestoredNames::new(home, kept);
     // All that a restore reads can be read, before anything is given up.
-    let preview = scoped(preview(&found, &volume, &mut names())).await?;
+    let try_it = async |may_lack| {
+        scoped(preview(&found, &volume, &mut names(), How { newer: Newer::AreCollected, may_lack })).await
+    };
+    let mut seen = try_it(false).await;
+    for _ in 1..TRIES {
+        if seen.is_ok() {
+            break;
+        }
+        env.sleep(PAUSE).await;
+        seen = try_it(false).await;
+    }
+    let (preview, how, gone) = match seen {
+        Ok(preview) => (preview, How { newer, may_lack: false }, String::new()),
+        Err(error) if may_lack => {
+            let gone = format!("{error}: what is written in those stripes is lost for good then\n");
+            (try_it(true).await?, How { newer, may_lack: true }, gone)
+        }
+        Err(error) => {
+            return Err(StartError::Refused(format!(
+                "{error}\nnothing was restored: bring back missing drives, if any, and try again; --accept-loss goes on without pages of the stripe table that cannot be read"
+            )));
+        }
+    };
     let passed_over: String =
         found.passed_over().iter().map(|why| format!("not used, and lost for good then: {why}\n")).collect();
+    // Another copy than the one that was agreed to needs a consent of its own.
+    let is_confirmed = match consent {
+        Consent::No => false,
+        Consent::To(copy) => copy == found.anchor().id,
+        Consent::ToAny => true,
+    };
     if !is_confirmed {
         let age = age_of(env, found.anchor());
         let (serial, files) = (found.anchor().serial, preview.changed.files);
         let kib = preview.changed.blocks * BLOCK_BYTES as u64 / 1024;
         let why = format!(
-            "{why}\n{passed_over}copy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed"
+            "{why}\n{passed_over}{gone}copy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed"
         );
         let preview = Box::new(restore_report(&Restored { how: newer, ..preview }, BTreeMap::new()));
-        return Err(StartError::Unconfirmed { why, preview });
+        return Err(StartError::Unconfirmed { why, copy: found.anchor().id, preview });
     }
     if !passed_over.is_empty() && !may_pass_over {
         return Err(StartError::Refused(format!(
@@ -234,7 +272,7 @@ pub(crate) async fn restore_rows(
     }
     let kv = arrays.open_kv(env, mode).await?;
     let shared: Rc<dyn Kv> = kv.clone();
-    let restored = scoped(restore(&found, &volume, &*shared, &mut names(), newer)).await;
+    let restored = scoped(restore(&found, &volume, &*shared, &mut names(), how)).await;
     match restored {
         Ok(restored) => {
             found.passed_over().iter().for_each(|why| tracing::error!(why, "a copy of the map was given up"));

@@ -7,13 +7,14 @@ use crate::repair::walk;
 use penstock_array::Volume;
 use penstock_array::format::descriptor::Role;
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, FindingKind, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, FindingKind, Stripe, crc32c_blocks};
 use penstock_drive::{Fault, Op};
-use penstock_node::{FsCheckReport, Newer, StartError};
+use penstock_node::{Consent, FsCheckReport, Newer, Restore, StartError};
 use penstock_sim::{CutPlan, World};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::MakeRequest;
 use penstock_world::Opened;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -85,9 +86,14 @@ async fn change_all(machine: &Machine, files: &BTreeMap<&str, FileId>) {
     }
 }
 
+/// A restore by an administrator who gives up whatever has to be.
+fn confirmed(newer: Newer) -> Option<Restore> {
+    Some(Restore { newer, consent: Consent::ToAny, may_pass_over: true, may_lack: true, is_forced: false })
+}
+
 /// Starts with a restore, repairs, and stops.
 async fn restore(site: &Site, world: &World) -> Result<FsCheckReport, StartError> {
-    site.restore.set(Some(Newer::AreCollected));
+    site.restore.set(confirmed(Newer::AreCollected));
     let started = site.start(world, &[]).await;
     site.restore.set(None);
     let machine = started?;
@@ -291,6 +297,60 @@ fn a_copy_that_a_power_cut_interrupts_is_made_anew() {
     assert!(cuts > 20, "{cuts} cuts");
 }
 
+/// The power is cut at each kind of write of the later copies: one is there, at once and without a new one.
+#[test]
+fn a_copy_is_there_right_after_a_power_cut() {
+    let life = async |site: &Site, world: &World, made: &Cell<u64>| {
+        let machine = site.start(world, &[]).await.unwrap();
+        for number in 0..4 {
+            add(&machine, &format!("file{number}"), number).await;
+            machine.node.map_copies().make().await.unwrap();
+            made.set(made.get() + 1);
+        }
+        machine.stop().await;
+    };
+    let (site, world, made) = (Site::new(), World::new(2630), Cell::new(0));
+    world.run(life(&site, &world, &made)).unwrap();
+    let hits = world.hits();
+    world.destroy();
+    let mut cuts = 0;
+    for (name, count) in hits {
+        let cases = 4.min(count);
+        for cut in 0..cases {
+            let nth = (2 * cut + 1) * count / (2 * cases);
+            let (site, world) = (Site::new(), World::new(2630));
+            made.set(0);
+            world.plan_cut(CutPlan { site: name.to_owned(), nth });
+            if world.run(life(&site, &world, &made)).is_ok() || made.get() == 0 {
+                world.destroy();
+                continue;
+            }
+            cuts += 1;
+            site.cut(&world);
+            let world = World::new(2631 + nth);
+            let run = world.run(async {
+                let machine = site.start(&world, &[]).await.unwrap();
+                lose_rows(&machine).await;
+            });
+            run.unwrap();
+            site.cut(&world);
+            let world = World::new(2632 + nth);
+            let run = world.run(async {
+                let report =
+                    restore(&site, &world).await.unwrap_or_else(|error| panic!("{name} {nth}: {error}"));
+                let serial = report.restored.unwrap().copy.serial;
+                assert!(serial >= made.get(), "{name} {nth}: copy {serial} after {}", made.get());
+                let machine = site.start(&world, &[]).await.unwrap();
+                machine.audit().await;
+                machine.stop().await;
+            });
+            run.unwrap();
+            world.destroy();
+        }
+    }
+    assert!(cuts > 20, "{cuts} cuts");
+}
+
 /// The copy itself, or drives that are missing, make nothing newer: a file of which no strip was written is
 /// as it was.
 #[test]
@@ -317,7 +377,7 @@ fn files_that_were_not_written_since_are_as_they_were() {
         site.cut(&world);
         let world = World::new(641);
         let run = world.run(async {
-            site.restore.set(Some(Newer::AreCollected));
+            site.restore.set(confirmed(Newer::AreCollected));
             let machine = site.start(&world, missing).await.unwrap();
             site.restore.set(None);
             let report = machine.node.repair_fs().await.unwrap();
@@ -341,7 +401,7 @@ fn a_store_that_was_restored_and_not_repaired_is_not_served() {
     let site = lost(650, change_all);
     let world = World::new(651);
     let run = world.run(async {
-        site.restore.set(Some(Newer::AreCollected));
+        site.restore.set(confirmed(Newer::AreCollected));
         drop(site.start(&world, &[]).await.unwrap_or_else(|error| panic!("{error}")));
         site.restore.set(None);
     });
@@ -381,6 +441,42 @@ fn a_store_of_a_later_release_is_not_restored() {
     world.destroy();
 }
 
+/// Regression: rows that only missing drives have were taken for lost ones, and discarded.
+#[test]
+fn rows_that_missing_drives_have_are_not_given_up() {
+    let (site, first) = (Site::new(), World::new(960));
+    let rotten = first.run(async {
+        let machine = site.start(&first, &[]).await.unwrap();
+        add(&machine, "keep", 1).await;
+        machine.node.map_copies().make().await.unwrap();
+        add(&machine, "later", 2).await;
+        let meta = machine.node.arrays().iter().find(|array| array.role() == Role::Metadata).unwrap().clone();
+        meta.destage_and_checkpoint().await.unwrap();
+        // The first strips of its first member.
+        let places = meta.places(Stripe(0)).await.unwrap();
+        let drive = meta.report().members[places[0].member.index()].drive;
+        let (at, _) = meta.slice_of(drive).unwrap();
+        let row = at + meta.geometry().block_at(places[0].row, 0);
+        machine.stop().await;
+        row / BLOCK_BYTES as u64..row / BLOCK_BYTES as u64 + 1000
+    });
+    first.destroy();
+    let rotten = rotten.unwrap();
+    let disk = site.disks.borrow()[&path(0)].clone();
+    rotten.for_each(|block| disk.corrupt(block, &[0x5a; BLOCK_BYTES]));
+    let world = World::new(961);
+    let run = world.run(async {
+        let how = Restore { may_lack: false, ..confirmed(Newer::AreCollected).unwrap() };
+        site.restore.set(Some(how));
+        let refused = site.start(&world, &[1, 2]).await.err().expect("drives are missing").to_string();
+        site.restore.set(None);
+        assert!(refused.contains("missing drives may have names and maps that others lack"), "{refused}");
+        assert!(refused.contains("bring back"), "{refused}");
+    });
+    run.unwrap();
+    world.destroy();
+}
+
 /// Regression: rows that could not be read for a moment were taken for lost ones, and discarded.
 #[test]
 fn a_momentary_read_error_does_not_discard_a_store() {
@@ -404,7 +500,7 @@ fn a_momentary_read_error_does_not_discard_a_store() {
             site.plans.borrow_mut().insert(format!("disk{disk}"), plans);
         }
         let run = world.run(async {
-            site.restore.set(Some(Newer::AreCollected));
+            site.restore.set(confirmed(Newer::AreCollected));
             let started = site.start(&world, &[]).await;
             site.restore.set(None);
             assert!(started.is_err(), "discarded with errors from read {nth} on");
@@ -495,7 +591,7 @@ fn a_preallocated_file_that_was_written_is_listed() {
         site.cut(&world);
         let world = World::new(921);
         let run = world.run(async {
-            site.restore.set(Some(how));
+            site.restore.set(confirmed(how));
             let machine = site.start(&world, &[]).await.unwrap();
             site.restore.set(None);
             let report = machine.node.repair_fs().await.unwrap();

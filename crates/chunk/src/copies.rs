@@ -51,11 +51,24 @@ const REST: Duration = Duration::from_millis(5);
 const STEP: usize = 64;
 /// Nothing is where an anchor would be.
 const NONE_MADE: &str = "none was made there";
-/// An anchor or a copy is read so often before it counts as one that cannot be, with this pause between.
+/// Whatever is read counts as unreadable after so many tries, with this pause between.
 const TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(5);
 /// Inode numbers below this one are of copies: each is the serial number of one.
 const END: u64 = 1 << 40;
+
+/// Does something until the result is one to keep, at most three times, with a pause of 5 s between. Returns
+/// the last result: an error of the moment has passed by then.
+pub async fn tried<T>(env: &Env, is_kept: impl Fn(&T) -> bool, mut one: impl AsyncFnMut() -> T) -> T {
+    for _ in 1..TRIES {
+        let result = one().await;
+        if is_kept(&result) {
+            return result;
+        }
+        env.sleep(PAUSE).await;
+    }
+    one().await
+}
 
 /// True for the number of a copy of the map, which has blocks and no inode.
 pub fn is_copy(ino: Ino) -> bool {
@@ -284,31 +297,22 @@ impl Copies {
 
     /// True if all of a copy can be read, now or in a moment.
     async fn is_whole(&self, anchor: &Anchor) -> Result<bool, ChunkError> {
-        for _ in 1..TRIES {
-            if restore::is_whole(self.target.volume(), anchor).await? {
-                return Ok(true);
-            }
-            self.env.sleep(PAUSE).await;
-        }
-        restore::is_whole(self.target.volume(), anchor).await
+        let one = async || restore::is_whole(self.target.volume(), anchor).await;
+        tried(&self.env, |whole| !matches!(whole, Ok(false)), one).await
     }
 
     /// Reads an anchor, now or in a moment. Fails for one of a later release.
     async fn read_slot(&self, slot: usize) -> Result<Slot, ChunkError> {
-        let mut tries = 1;
-        loop {
-            match read_anchor(&self.anchors, slot).await {
-                Ok(anchor) => return Ok(Slot::Names(anchor)),
-                Err(error) if restore::is_later(&error) => return Err(error),
-                Err(ChunkError::Row(_) | ChunkError::Invalid(_)) => return Ok(Slot::Void),
-                Err(error) if tries == TRIES => {
-                    tracing::error!(slot, %error, "the anchor of a copy of the map cannot be read");
-                    return Ok(Slot::Unread);
-                }
-                Err(_) => {
-                    tries += 1;
-                    self.env.sleep(PAUSE).await;
-                }
+        let is_read = |read: &Result<Anchor, ChunkError>| {
+            matches!(read, Ok(_) | Err(ChunkError::Row(_) | ChunkError::Invalid(_)))
+        };
+        match tried(&self.env, is_read, async || read_anchor(&self.anchors, slot).await).await {
+            Ok(anchor) => Ok(Slot::Names(anchor)),
+            Err(error) if restore::is_later(&error) => Err(error),
+            Err(ChunkError::Row(_) | ChunkError::Invalid(_)) => Ok(Slot::Void),
+            Err(error) => {
+                tracing::error!(slot, %error, "the anchor of a copy of the map cannot be read");
+                Ok(Slot::Unread)
             }
         }
     }

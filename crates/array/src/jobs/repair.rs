@@ -21,6 +21,35 @@ const LISTED: Duration = Duration::from_secs(600);
 /// Listed stripes that are tried at a time.
 const AT_A_TIME: usize = 512;
 
+/// Stripes that were listed a short time ago, with the time of their next try and the pause after that.
+#[derive(Default)]
+struct NewlyListed(BTreeMap<Stripe, (Duration, Duration)>);
+
+impl NewlyListed {
+    /// Those beyond a bound are tried when all are.
+    fn add(&mut self, stripe: Stripe, now: Duration) {
+        if self.0.len() < AT_A_TIME {
+            self.0.insert(stripe, (now + SOON, 2 * SOON));
+        }
+    }
+
+    /// Hands over those that are due, and forgets those that are not listed any more or were tried for long.
+    fn try_due(&mut self, now: Duration, stripes: &Stripes) {
+        self.0.retain(|stripe, (at, pause)| {
+            if now >= *at {
+                stripes.want_repair(*stripe);
+                (*at, *pause) = (now + *pause, *pause * 2);
+            }
+            *pause < LISTED && stripes.map().is_unreadable(*stripe)
+        });
+    }
+
+    /// The time of the next try.
+    fn next(&self) -> Option<Duration> {
+        self.0.values().map(|(at, _)| *at).min()
+    }
+}
+
 /// The repair task of one array.
 pub(crate) struct Repair {
     pub(crate) context: Rc<Context>,
@@ -36,8 +65,7 @@ impl Repair {
         let env = &self.context.env;
         let mut metadata_at = env.now();
         let (mut listed_at, mut listed_from) = (env.now() + LISTED, Stripe(0));
-        // When newly listed stripes are tried, and the pause after that.
-        let mut young: BTreeMap<Stripe, (Duration, Duration)> = BTreeMap::new();
+        let mut newly_listed = NewlyListed::default();
         // Stripes that wait until writes are not suspended any more.
         let mut later = BTreeSet::new();
         while !self.context.is_closed() {
@@ -49,17 +77,9 @@ impl Repair {
                 metadata_at = env.now() + RETRY;
             }
             for stripe in self.stripes.take_newly_listed() {
-                if young.len() < AT_A_TIME {
-                    young.insert(stripe, (env.now() + SOON, 2 * SOON));
-                }
+                newly_listed.add(stripe, env.now());
             }
-            young.retain(|stripe, (at, pause)| {
-                if env.now() >= *at {
-                    self.stripes.want_repair(*stripe);
-                    (*at, *pause) = (env.now() + *pause, *pause * 2);
-                }
-                *pause < LISTED && self.stripes.map().is_unreadable(*stripe)
-            });
+            newly_listed.try_due(env.now(), &self.stripes);
             // Blocks that could not be read for a moment are read some time, and lost ones are made.
             if env.now() >= listed_at {
                 let listed = self.stripes.listed_from(listed_from, AT_A_TIME);
@@ -76,7 +96,7 @@ impl Repair {
             let Some(stripe) = next else {
                 let woken = pin!(self.context.signals.repair.notified());
                 let longest = if self.members.is_metadata_bad() { RETRY } else { LISTED };
-                let next = young.values().map(|(at, _)| *at).chain([listed_at]).min().unwrap_or(listed_at);
+                let next = newly_listed.next().map_or(listed_at, |at| at.min(listed_at));
                 select(woken, env.sleep(longest.min(next.saturating_sub(env.now())))).await;
                 continue;
             };

@@ -55,10 +55,15 @@ pub fn two_replaced(rots: impl AsyncFn(&Machine)) -> (Site, Vec<usize>) {
     (site, on)
 }
 
+/// Puts the blank drives of [`two_replaced`] into their places.
+pub async fn replace_two(machine: &Machine, site: &Site, on: &[usize]) -> Result<(), ArrayError> {
+    machine.replace(&site.disks[on[1]], on[1], 77).await?;
+    machine.replace(&site.disks[on[4]], on[4], 78).await
+}
+
 /// Rebuilds what [`two_replaced`] lost.
 pub async fn rebuild_two(machine: &Machine, site: &Site, on: &[usize]) -> Result<(), ArrayError> {
-    machine.replace(&site.disks[on[1]], on[1], 77).await?;
-    machine.replace(&site.disks[on[4]], on[4], 78).await?;
+    replace_two(machine, site, on).await?;
     assert_eq!(machine.array.wait_rebuilt().await, 0);
     Ok(())
 }
@@ -201,8 +206,7 @@ fn a_trailer_that_cannot_be_read_for_a_moment_costs_nothing() {
         let (member, bytes) = trailer_at(machine, 0, 0).await;
         let drive = machine.drives[member].as_ref().unwrap();
         drive.set_unreadable(bytes);
-        machine.replace(&site.disks[on[1]], on[1], 77).await?;
-        machine.replace(&site.disks[on[4]], on[4], 78).await?;
+        replace_two(machine, &site, &on).await?;
         machine.env.sleep(Duration::from_secs(5)).await;
         drive.set_readable();
         machine.array.wait_rebuilt().await;
@@ -288,8 +292,7 @@ fn lost_stripes_keep_no_other_from_being_tried_again() {
 fn one_bad_trailer_keeps_no_member_from_counting() {
     let (site, on) = two_replaced(async |machine| rot_trailer(machine, 0, 0).await);
     life(&site, 2, &[on[1], on[4]], async |machine| {
-        machine.replace(&site.disks[on[1]], on[1], 77).await?;
-        machine.replace(&site.disks[on[4]], on[4], 78).await?;
+        replace_two(machine, &site, &on).await?;
         // It may be right in a moment.
         machine.env.sleep(Duration::from_secs(600)).await;
         assert_eq!(machine.array.wait_rebuilt().await, 0);

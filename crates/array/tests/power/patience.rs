@@ -3,7 +3,7 @@
 
 use crate::bench::{NOISE, Site, block_of, spec, spread, tags, write};
 use crate::lost_blocks::{at, fill};
-use crate::marked_blocks::{filled, members_of, rebuild_two, rot, trailer_at, two_replaced};
+use crate::marked_blocks::{filled, members_of, rebuild_two, replace_two, rot, trailer_at, two_replaced};
 use crate::outdated::life;
 use penstock_array::ArrayState;
 use penstock_array::place::MemberNo;
@@ -77,8 +77,7 @@ fn one_bad_sector_of_a_trailer_keeps_no_member_from_counting() {
     life(&site, 2, &[on[1], on[4]], async |machine| {
         let (member, bytes) = trailer_at(machine, 0, 0).await;
         machine.drives[member].as_ref().unwrap().set_unreadable(bytes);
-        machine.replace(&site.disks[on[1]], on[1], 77).await?;
-        machine.replace(&site.disks[on[4]], on[4], 78).await?;
+        replace_two(machine, &site, &on).await?;
         machine.array.wait_rebuilt().await;
         machine.env.sleep(Duration::from_secs(3400)).await;
         let states: Vec<_> = machine.array.report().members.iter().map(|member| member.state).collect();
@@ -332,8 +331,7 @@ fn a_trailer_that_reads_wrong_for_a_moment_costs_nothing() {
         let block = block_no(&bytes);
         let saved = machine.disks[member].peek(block);
         machine.disks[member].corrupt(block, &NOISE);
-        machine.replace(&site.disks[on[1]], on[1], 77).await?;
-        machine.replace(&site.disks[on[4]], on[4], 78).await?;
+        replace_two(machine, &site, &on).await?;
         machine.env.sleep(Duration::from_secs(100)).await;
         assert_eq!(machine.disks[member].peek(block)[..], NOISE[..], "nobody wrote it");
         machine.disks[member].corrupt(block, &saved);

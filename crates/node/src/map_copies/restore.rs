@@ -10,17 +10,15 @@ use penstock_array::{Array, Discard, Volume};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, DecodeError, Env};
-use penstock_chunk::copies::{Anchor, How, Newer, Restored, anchor_stripes, find, newest, preview, restore};
+use penstock_chunk::ChunkError;
+use penstock_chunk::copies::{
+    Anchor, Found, How, Newer, Restored, anchor_stripes, find, newest, preview, restore, tried,
+};
 use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, for_each};
 use penstock_meta::rows::{Home, StoreRow};
 use penstock_meta::{MetaError, MetaTarget, RestoredNames};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
-
-/// Names and maps are read so often before they count as lost, with this pause between.
-const TRIES: u32 = 3;
-const PAUSE: Duration = Duration::from_secs(5);
 
 /// The consent of an administrator to a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,16 +125,14 @@ async fn read_all_patiently(
     mode: Mode,
     home: Home,
 ) -> Result<(Rc<AheadKv>, StoreRow), StartError> {
-    for _ in 1..TRIES {
-        match read_all(env, arrays, mode, home).await {
-            Err(error) if !is_to_be_kept(&error) => {
-                tracing::warn!(%error, "names and maps cannot be read; they are tried again");
-                env.sleep(PAUSE).await;
-            }
-            read => return read,
+    let is_kept = |read: &Result<_, StartError>| match read {
+        Err(error) if !is_to_be_kept(error) => {
+            tracing::warn!(%error, "names and maps cannot be read; they are tried again");
+            false
         }
-    }
-    read_all(env, arrays, mode, home).await
+        _ => true,
+    };
+    tried(env, is_kept, async || read_all(env, arrays, mode, home).await).await
 }
 
 /// True if nothing is wrong with a store that cannot be opened, or if it is another array's.
@@ -202,31 +198,17 @@ pub(crate) async fn restore_rows(
         }
         Err(error) => format!("names and maps cannot be read: {error}"),
     };
-    let mut found = scoped(find(&volume, &anchors)).await;
-    for _ in 1..TRIES {
-        if found.as_ref().is_ok_and(|found| found.passed_over().is_empty()) {
-            break;
-        }
-        // A newer copy may be readable in a moment.
-        env.sleep(PAUSE).await;
-        found = scoped(find(&volume, &anchors)).await;
-    }
-    let found = found?;
+    // A newer copy may be readable in a moment.
+    let is_newest =
+        |found: &Result<Found, ChunkError>| found.as_ref().is_ok_and(|found| found.passed_over().is_empty());
+    let found = tried(env, is_newest, async || scoped(find(&volume, &anchors)).await).await?;
     let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
     let names = || RestoredNames::new(home, kept);
     // All that a restore reads can be read, before anything is given up.
     let try_it = async |may_lack| {
         scoped(preview(&found, &volume, &mut names(), How { newer: Newer::AreCollected, may_lack })).await
     };
-    let mut seen = try_it(false).await;
-    for _ in 1..TRIES {
-        if seen.is_ok() {
-            break;
-        }
-        env.sleep(PAUSE).await;
-        seen = try_it(false).await;
-    }
-    let (preview, how, gone) = match seen {
+    let (preview, how, gone) = match tried(env, Result::is_ok, async || try_it(false).await).await {
         Ok(preview) => (preview, How { newer, may_lack: false }, String::new()),
         Err(error) if may_lack => {
             let gone = format!("{error}: what is written in those stripes is lost for good then\n");

@@ -9,7 +9,7 @@ use penstock_array::format::descriptor::Role;
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, FindingKind, Stripe, crc32c_blocks};
 use penstock_drive::{Fault, Op};
-use penstock_node::{Consent, FsCheckReport, Newer, Restore, StartError};
+use penstock_node::{Consent, FsCheckReport, MapCopyReport, Newer, Restore, StartError};
 use penstock_sim::{CutPlan, World};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::MakeRequest;
@@ -242,112 +242,97 @@ fn a_restore_that_a_power_cut_interrupts_is_made_again() {
     assert!(again > 10, "{again} made again, {done} were done");
 }
 
-/// The power is cut at each kind of write of a copy: the one before counts, or the new one. Nothing leaks.
-#[test]
-fn a_copy_that_a_power_cut_interrupts_is_made_anew() {
-    let life = async |site: &Site, world: &World| {
-        let machine = site.start(world, &[]).await.unwrap();
-        for number in 0..3 {
-            add(&machine, &format!("file{number}"), number).await;
-            machine.node.map_copies().make().await.unwrap();
-        }
-        machine.stop().await;
-    };
-    let (site, world) = (Site::new(), World::new(630));
-    world.run(life(&site, &world)).unwrap();
-    let hits = world.hits();
-    world.destroy();
-    let mut cuts = 0;
-    for (name, count) in hits {
-        for cut in 0..4.min(count) {
-            let nth = (2 * cut + 1) * count / (2 * 4.min(count));
-            let (site, world) = (Site::new(), World::new(630));
-            world.plan_cut(CutPlan { site: name.to_owned(), nth });
-            if world.run(life(&site, &world)).is_ok() {
-                world.destroy();
-                continue;
-            }
-            cuts += 1;
-            site.cut(&world);
-            let world = World::new(631 + nth);
-            let run = world.run(async {
-                let machine = site.start(&world, &[]).await.unwrap();
-                machine.audit().await;
-                machine.node.map_copies().make().await.unwrap();
-                let newest = machine.node.map_copies().make().await.unwrap();
-                machine.audit().await;
-                lose_rows(&machine).await;
-                newest
-            });
-            let newest = run.unwrap();
-            site.cut(&world);
-            let world = World::new(632 + nth);
-            let run = world.run(async {
-                let report =
-                    restore(&site, &world).await.unwrap_or_else(|error| panic!("{name} {nth}: {error}"));
-                assert_eq!(report.restored.unwrap().copy, newest);
-                let machine = site.start(&world, &[]).await.unwrap();
-                machine.audit().await;
-                machine.stop().await;
-            });
-            run.unwrap();
-            world.destroy();
-        }
-    }
-    assert!(cuts > 20, "{cuts} cuts");
-}
-
-/// The power is cut at each kind of write of the later copies: one is there, at once and without a new one.
-#[test]
-fn a_copy_is_there_right_after_a_power_cut() {
+/// Cuts the power up to four times at each kind of write of a life that makes `files` files, and a copy of
+/// the map after each. `after` the cut gets the site, the number of copies that were made, and where it was;
+/// it returns false if nothing can be said of that cut. Returns the number of the others.
+fn cut_copies(seed: u64, files: u8, after: impl Fn(&Site, u64, u64, &str) -> bool) -> u64 {
     let life = async |site: &Site, world: &World, made: &Cell<u64>| {
         let machine = site.start(world, &[]).await.unwrap();
-        for number in 0..4 {
+        for number in 0..files {
             add(&machine, &format!("file{number}"), number).await;
             machine.node.map_copies().make().await.unwrap();
             made.set(made.get() + 1);
         }
         machine.stop().await;
     };
-    let (site, world, made) = (Site::new(), World::new(2630), Cell::new(0));
+    let (site, world, made) = (Site::new(), World::new(seed), Cell::new(0));
     world.run(life(&site, &world, &made)).unwrap();
     let hits = world.hits();
     world.destroy();
     let mut cuts = 0;
     for (name, count) in hits {
-        let cases = 4.min(count);
-        for cut in 0..cases {
-            let nth = (2 * cut + 1) * count / (2 * cases);
-            let (site, world) = (Site::new(), World::new(2630));
+        for cut in 0..4.min(count) {
+            let nth = (2 * cut + 1) * count / (2 * 4.min(count));
+            let (site, world) = (Site::new(), World::new(seed));
             made.set(0);
             world.plan_cut(CutPlan { site: name.to_owned(), nth });
-            if world.run(life(&site, &world, &made)).is_ok() || made.get() == 0 {
+            if world.run(life(&site, &world, &made)).is_ok() {
                 world.destroy();
                 continue;
             }
-            cuts += 1;
             site.cut(&world);
-            let world = World::new(2631 + nth);
-            let run = world.run(async {
-                let machine = site.start(&world, &[]).await.unwrap();
-                lose_rows(&machine).await;
-            });
-            run.unwrap();
-            site.cut(&world);
-            let world = World::new(2632 + nth);
-            let run = world.run(async {
-                let report =
-                    restore(&site, &world).await.unwrap_or_else(|error| panic!("{name} {nth}: {error}"));
-                let serial = report.restored.unwrap().copy.serial;
-                assert!(serial >= made.get(), "{name} {nth}: copy {serial} after {}", made.get());
-                let machine = site.start(&world, &[]).await.unwrap();
-                machine.audit().await;
-                machine.stop().await;
-            });
-            run.unwrap();
-            world.destroy();
+            cuts += u64::from(after(&site, made.get(), nth, name));
         }
     }
+    cuts
+}
+
+/// The rows of the store are lost; it is restored, and whole again. Returns the copy.
+fn restored_after_cut(site: &Site, seed: u64, what: &str) -> MapCopyReport {
+    let world = World::new(seed);
+    let run = world.run(async {
+        let report = restore(site, &world).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let machine = site.start(&world, &[]).await.unwrap();
+        machine.audit().await;
+        machine.stop().await;
+        report.restored.unwrap().copy
+    });
+    let copy = run.unwrap();
+    world.destroy();
+    copy
+}
+
+/// The power is cut at each kind of write of a copy: the one before counts, or the new one. Nothing leaks.
+#[test]
+fn a_copy_that_a_power_cut_interrupts_is_made_anew() {
+    let cuts = cut_copies(630, 3, |site, _, nth, name| {
+        let world = World::new(631 + nth);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            machine.audit().await;
+            machine.node.map_copies().make().await.unwrap();
+            let newest = machine.node.map_copies().make().await.unwrap();
+            machine.audit().await;
+            lose_rows(&machine).await;
+            newest
+        });
+        let newest = run.unwrap();
+        site.cut(&world);
+        let copy = restored_after_cut(site, 632 + nth, &format!("{name} {nth}"));
+        assert_eq!(copy, newest);
+        true
+    });
+    assert!(cuts > 20, "{cuts} cuts");
+}
+
+/// The power is cut at each kind of write of the later copies: one is there, at once and without a new one.
+#[test]
+fn a_copy_is_there_right_after_a_power_cut() {
+    let cuts = cut_copies(2630, 4, |site, made, nth, name| {
+        if made == 0 {
+            return false;
+        }
+        let world = World::new(2631 + nth);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            lose_rows(&machine).await;
+        });
+        run.unwrap();
+        site.cut(&world);
+        let serial = restored_after_cut(site, 2632 + nth, &format!("{name} {nth}")).serial;
+        assert!(serial >= made, "{name} {nth}: copy {serial} after {made}");
+        true
+    });
     assert!(cuts > 20, "{cuts} cuts");
 }
 

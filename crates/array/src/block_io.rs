@@ -275,7 +275,8 @@ impl BlockIo {
         let mut all = Blocks::default();
         for (block, logged) in blocks.zip(logged) {
             let (position, column) = self.context.geo.locate(block);
-            let stored = || match parts.iter().find(|(at, ..)| *at == position) {
+            let has = |columns: &Range<u32>| columns.contains(&column);
+            let stored = || match parts.iter().find(|(at, columns, _)| *at == position && has(columns)) {
                 Some((_, columns, part)) => {
                     let at = (column - columns.start) as usize;
                     (part.data.slice(at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES), part.crcs[at])
@@ -291,22 +292,50 @@ impl BlockIo {
         Ok(all)
     }
 
-    /// For each strip that the blocks touch: the columns from its first to its last one, verified. Strips
-    /// that cannot be read are made from those that were read here and from as few others as possible.
+    /// For each strip that these blocks, which are in order, touch: the columns from its first to its last
+    /// one, verified; or only those that are wanted, if others between them cannot be read.
     async fn read_columns(
         &self,
         stripe: Stripe,
-        blocks: impl Iterator<Item = u32>,
+        blocks: impl Iterator<Item = u32> + Clone,
         io: Io,
     ) -> Result<Vec<Columns>, ArrayError> {
+        let joined = self.columns_of(blocks.clone(), true);
+        let strips = joined.len();
+        let error = match self.read_ranges(stripe, joined, io).await {
+            Err(error @ ArrayError::Unreadable { .. }) => error,
+            read => return read,
+        };
+        let apart = self.columns_of(blocks, false);
+        match apart.len() > strips {
+            true => self.read_ranges(stripe, apart, io).await,
+            false => Err(error),
+        }
+    }
+
+    /// The columns of these blocks, those of a strip joined over gaps or not.
+    fn columns_of(&self, blocks: impl Iterator<Item = u32>, over_gaps: bool) -> Vec<(Position, Range<u32>)> {
         let mut wanted: Vec<(Position, Range<u32>)> = Vec::new();
         for block in blocks {
             let (position, column) = self.context.geo.locate(block);
             match wanted.last_mut() {
-                Some((at, columns)) if *at == position => columns.end = column + 1,
+                Some((at, columns)) if *at == position && (over_gaps || columns.end == column) => {
+                    columns.end = column + 1;
+                }
                 _ => wanted.push((position, column..column + 1)),
             }
         }
+        wanted
+    }
+
+    /// Columns of strips. Those that cannot be read are made from those that were read here and from as few
+    /// others as possible.
+    async fn read_ranges(
+        &self,
+        stripe: Stripe,
+        wanted: Vec<(Position, Range<u32>)>,
+        io: Io,
+    ) -> Result<Vec<Columns>, ArrayError> {
         let reads = wanted.iter().map(|(position, columns)| self.strips.read(stripe, *position, columns, io));
         let mut found: Vec<Result<Part, Erased>> = join_all(reads).await;
         while let Some(lost) = found.iter().position(Result::is_err) {

@@ -328,13 +328,6 @@ impl Stripes {
         std::mem::take(&mut *self.newly_listed.borrow_mut())
     }
 
-    /// The first stripes that are listed, at most `most`, but for those of lost pages.
-    pub(crate) fn listed_for_root(&self, most: usize) -> Vec<Stripe> {
-        let (map, table) = (self.map(), self.table());
-        let listed = map.unreadable().iter().filter(|stripe| !table.is_lost(table.page_of(**stripe)));
-        listed.take(most).copied().collect()
-    }
-
     /// All of a stripe that was asked for could be read. It stays listed if it lacks too many strips.
     pub(crate) fn list_readable(&self, stripe: Stripe) {
         if !self.is_lost(stripe) {

@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::members::Members;
 use crate::place::Position;
 use crate::stripes::Stripes;
-use patience::{Bad, Patience};
+use patience::{Bad, Look, Patience};
 use penstock_base::Stripe;
 use penstock_raid::{Code, Fault};
 use std::cell::RefCell;
@@ -55,11 +55,21 @@ impl Strips {
 
     /// Something is bad that may be good in a moment. Returns true if it was so for long enough to be lost.
     fn found_bad(&self, stripe: Stripe, position: Position, bad: Bad) -> bool {
-        self.patience.borrow_mut().found_bad((stripe, position, bad), self.context.env.now())
+        let member = self.stripes.member(stripe, position);
+        let Some(slice) = self.members.slice(member) else { return false };
+        let (at, life) = (self.context.env.now(), self.members.life(member));
+        let look = Look { at, life, answered: slice.drive().counters().reads };
+        self.patience.borrow_mut().found_bad((stripe, position, bad), look)
     }
 
     fn found_good(&self, stripe: Stripe, position: Position, bad: Bad) {
         self.patience.borrow_mut().found_good((stripe, position, bad));
+    }
+
+    /// All blocks of a strip are good.
+    fn found_whole(&self, stripe: Stripe, position: Position) {
+        self.found_good(stripe, position, Bad::AllBlocks);
+        self.found_good(stripe, position, Bad::SomeBlocks);
     }
 
     /// True if a trailer was bad for long enough to be lost.

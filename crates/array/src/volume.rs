@@ -247,6 +247,27 @@ impl Volume {
         self.find_written(from..self.stripes.end - self.stripes.start, most, Unread::FailsIfLost).await
     }
 
+    /// Fails if the page of the stripe table of some of these stripes cannot be read, or counts as lost.
+    pub async fn look_at_table(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
+        let first = self.stripes.start;
+        scoped(self.array.stripes().look_at(Stripe(first + stripes.start)..Stripe(first + stripes.end))).await
+    }
+
+    /// Gives up the lost pages of the stripe table that have stripes of the volume, durably: one that comes
+    /// back later does not count. All stripes of these pages can be discarded and written again. Returns the
+    /// number of pages. Fails for one that may be readable another time.
+    pub async fn give_up_lost_pages(&self) -> Result<u64, ArrayError> {
+        let (Range { start, end }, array) = (self.stripes.clone(), &self.array);
+        scoped(async {
+            let given_up = array.stripes().give_up_pages_of(Stripe(start)..Stripe(end)).await?;
+            if given_up > 0 {
+                array.checkpoints.write().await?;
+            }
+            Ok(given_up)
+        })
+        .await
+    }
+
     /// The result of [`Self::written`] for the stripes of a range. Nothing else is read for them.
     pub async fn written_in(&self, range: Range<u64>, most: usize) -> Result<Vec<u64>, ArrayError> {
         self.find_written(range, most, Unread::Fails).await

@@ -94,6 +94,12 @@ fn place_of(anchors: &Volume, slot: usize) -> Run {
     (slot as u64 * each, ANCHOR_BLOCKS)
 }
 
+/// The stripes that the anchor with this number has.
+fn stripes_of(anchors: &Volume, slot: usize) -> std::ops::Range<u64> {
+    let each = anchors.blocks() / 2 / anchors.stripe_blocks();
+    slot as u64 * each..(slot as u64 + 1) * each
+}
+
 /// Reads one of the anchors.
 async fn read_anchor(anchors: &Volume, slot: usize) -> Result<Anchor, ChunkError> {
     let (block, count) = place_of(anchors, slot);
@@ -112,8 +118,9 @@ async fn read_anchor(anchors: &Volume, slot: usize) -> Result<Anchor, ChunkError
 
 /// Makes an anchor void, durably. Stripes of it that were lost can be written again.
 async fn void_anchor(anchors: &Volume, slot: usize) -> Result<(), ChunkError> {
-    let each = anchors.blocks() / 2 / anchors.stripe_blocks();
-    let left = anchors.discard(slot as u64 * each, each, Discard::InTable).await?;
+    let stripes = stripes_of(anchors, slot);
+    assert!(stripes.end * anchors.stripe_blocks() <= anchors.blocks(), "the place of anchor {slot}");
+    let left = anchors.discard(stripes.start, stripes.end - stripes.start, Discard::InTable).await?;
     match left.is_empty() {
         true => Ok(()),
         false => {
@@ -122,16 +129,21 @@ async fn void_anchor(anchors: &Volume, slot: usize) -> Result<(), ChunkError> {
     }
 }
 
-/// Writes an anchor in the place of another one, durably, and reads it back.
-async fn write_anchor(anchors: &Volume, slot: usize, bytes: &[u8]) -> Result<(), ChunkError> {
-    let (block, count) = place_of(anchors, slot);
+/// The blocks of an anchor, which is encoded.
+fn padded(anchors: &Volume, bytes: &[u8]) -> Result<Buf, ChunkError> {
+    let (_, count) = place_of(anchors, 0);
     if bytes.len() > to_usize(count) * BLOCK_BYTES {
         return Err(ChunkError::Invalid("a copy of the map is in too many pieces".into()));
     }
-    void_anchor(anchors, slot).await?;
     let mut padded = BufMut::zeroed(to_usize(count) * BLOCK_BYTES);
     padded.as_mut()[..bytes.len()].copy_from_slice(bytes);
-    let data = padded.freeze();
+    Ok(padded.freeze())
+}
+
+/// Writes an anchor to a place that is void, durably, and reads it back.
+async fn write_anchor(anchors: &Volume, slot: usize, data: Buf) -> Result<(), ChunkError> {
+    let (block, count) = place_of(anchors, slot);
+    assert_eq!(data.len(), to_usize(count) * BLOCK_BYTES, "an anchor fills its place");
     anchors.write(block, &data, &crc32c_blocks(&data)).await?;
     anchors.flush().await?;
     match anchors.read(block, count, IO).await?.gather()[..] == data[..] {
@@ -219,23 +231,32 @@ impl Copies {
         }
         let _making = Making(&self.is_making);
         let (slot, may_free) = self.oldest().await?;
-        // Before its copy is freed. The other one stays as it is.
-        if may_free {
-            void_anchor(&self.anchors, slot).await?;
+        match may_free {
+            // Before its copy is freed. The other one stays as it is.
+            true => void_anchor(&self.anchors, slot).await?,
+            // Its copy may be the only one: the place is made void when there is another. That it can be is
+            // known before a copy is made for nothing.
+            false => self.anchors.look_at_table(stripes_of(&self.anchors, slot)).await?,
         }
         let serial = self.remove_others(may_free).await? + 1;
-        let made = self.write_copy(serial, is_copied).await;
-        let anchored = match &made {
-            Ok(anchor) => write_anchor(&self.anchors, slot, &anchor.encode()).await,
-            Err(error) => Err(error.clone()),
+        let mut may_be_named = false;
+        let made = async {
+            let anchor = self.write_copy(serial, is_copied).await?;
+            let data = padded(&self.anchors, &anchor.encode())?;
+            void_anchor(&self.anchors, slot).await?;
+            may_be_named = true;
+            write_anchor(&self.anchors, slot, data).await?;
+            Ok(anchor)
         };
-        if let Err(error) = anchored {
+        let made: Result<Anchor, ChunkError> = made.await;
+        if let Err(error) = made {
             let freed = async {
-                match &made {
-                    // It may be the only one that is whole, and its anchor may be there.
-                    Ok(_) if !may_free => return Ok(()),
-                    Ok(_) => void_anchor(&self.anchors, slot).await?,
-                    Err(_) => {}
+                if may_be_named {
+                    // It may be the only one that is whole.
+                    if !may_free {
+                        return Ok(());
+                    }
+                    void_anchor(&self.anchors, slot).await?;
                 }
                 self.remove(serial).await
             };

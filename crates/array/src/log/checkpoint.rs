@@ -20,8 +20,8 @@ use crate::stripes::Stripes;
 use crate::stripes::index::Update;
 use futures_util::StreamExt;
 use futures_util::stream;
-use penstock_base::Buf;
 use penstock_base::rank::{RankedGuard, RankedMutex, scoped};
+use penstock_base::{Buf, Stripe};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -123,7 +123,7 @@ impl Checkpoints {
             table: update.top(),
             resets: self.stripes.table().resets().clone(),
             stale_on: self.stripes.table().stale_on(),
-            unreadable: self.stripes.listed_for_root(LISTED),
+            unreadable: self.stripes.listed_from(Stripe(0), LISTED),
             ..self.root_of_now()
         };
         Begun { root, update, released }

@@ -174,6 +174,33 @@ impl Stripes {
         self.table_mut().give_up_lost(page);
     }
 
+    /// Fails if some page of these stripes cannot be read, or counts as lost.
+    pub(crate) async fn look_at(&self, stripes: Range<Stripe>) -> Result<(), ArrayError> {
+        let pages = self.pages_of(stripes);
+        for page in pages.clone().step_by(PAGES_AT_A_TIME) {
+            self.pin(page..pages.end.min(page + PAGES_AT_A_TIME as u64)).await?;
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Gives up all stripes of the pages of these stripes that are lost, for good. Returns the number of
+    /// pages. Fails for one that may be readable another time.
+    pub(crate) async fn give_up_pages_of(&self, stripes: Range<Stripe>) -> Result<u64, ArrayError> {
+        let mut given_up = 0;
+        for page in self.pages_of(stripes) {
+            match self.pin(page..page + 1).await {
+                Ok(_) => {}
+                Err(ArrayError::Damaged { .. }) if self.table().is_lost(page) => {
+                    self.give_up_lost(page);
+                    given_up += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(given_up)
+    }
+
     async fn load(&self, pages: Range<u64>) -> Result<(), ArrayError> {
         loop {
             let missing: Vec<(u64, PageRef)> = {

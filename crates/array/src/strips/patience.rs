@@ -1,9 +1,12 @@
 //! Since when strips are bad that nobody can make: errors of a moment are told from lasting ones.
 //!
 //! Invariant: what is bad counts as lost for good only after it was found so several times, over several
-//! minutes, without a look in between that found it good. Before that, nothing is written over its bytes, or
-//! moved without them. Bounded: what there is no room for stays as an error of the moment.
+//! minutes, without a look in between that found it good, and on a drive that answered other reads between
+//! the looks: one that gives errors for everything, as behind a loose cable, says nothing of its strips.
+//! Before that, nothing is written over the bytes, or moved without them. Bounded: if there is no room, those
+//! are forgotten that count as lost, which they do again if they are still bad.
 
+use crate::members::Life;
 use crate::place::Position;
 use penstock_base::Stripe;
 use std::collections::BTreeMap;
@@ -16,7 +19,7 @@ const LOOKS: u32 = 3;
 /// of which each counts that is so long after the one before.
 const APART: Duration = Duration::from_secs(30);
 /// Strips that nobody found bad for so long are forgotten.
-const FORGOTTEN: Duration = Duration::from_secs(6 * 3600);
+const FORGOTTEN: Duration = Duration::from_secs(3600);
 /// Strips that are known at most.
 const MOST: usize = 4096;
 
@@ -33,16 +36,26 @@ pub(super) enum Bad {
 
 type Key = (Stripe, Position, Bad);
 
+/// A look at a drive.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    pub(super) at: Duration,
+    /// The life of the member.
+    pub(super) life: Life,
+    /// Reads that the drive has answered so far.
+    pub(super) answered: u64,
+}
+
 #[derive(Clone, Copy)]
 struct Since {
     first: Duration,
-    last: Duration,
+    last: Look,
     looks: u32,
 }
 
 impl Since {
     fn is_lasting(self) -> bool {
-        self.looks >= LOOKS && self.last - self.first >= LASTING
+        self.looks >= LOOKS && self.last.at - self.first >= LASTING
     }
 }
 
@@ -54,22 +67,35 @@ pub(super) struct Patience {
 
 impl Patience {
     /// Something was found bad. Returns true if that will not pass.
-    pub(super) fn found_bad(&mut self, at: Key, now: Duration) -> bool {
-        if self.since.len() >= MOST && !self.since.contains_key(&at) {
-            self.since.retain(|_, since| now.saturating_sub(since.last) < FORGOTTEN);
-            if self.since.len() >= MOST {
-                return false;
-            }
+    pub(super) fn found_bad(&mut self, key: Key, look: Look) -> bool {
+        if self.since.len() >= MOST && !self.since.contains_key(&key) && !self.makes_room(look.at) {
+            return false;
         }
-        let new = Since { first: now, last: now, looks: 1 };
-        let since = self.since.entry(at).or_insert(new);
-        if now.saturating_sub(since.last) >= FORGOTTEN {
+        let new = Since { first: look.at, last: look, looks: 1 };
+        let since = self.since.entry(key).or_insert(new);
+        let ago = look.at.saturating_sub(since.last.at);
+        if ago >= FORGOTTEN || look.life != since.last.life {
             *since = new;
-        } else if now.saturating_sub(since.last) >= APART {
-            since.last = now;
+        } else if ago >= APART && look.answered != since.last.answered {
+            since.last = look;
             since.looks += 1;
         }
         since.is_lasting()
+    }
+
+    /// Forgets what was not looked at for long, or else the one of what counts as lost that was not looked at
+    /// for longest.
+    fn makes_room(&mut self, now: Duration) -> bool {
+        self.since.retain(|_, since| now.saturating_sub(since.last.at) < FORGOTTEN);
+        if self.since.len() >= MOST {
+            let lasting = self.since.iter().filter(|(_, since)| since.is_lasting());
+            let Some(key) = lasting.min_by_key(|(_, since)| since.last.at).map(|(key, _)| *key) else {
+                return false;
+            };
+            self.since.remove(&key);
+        }
+        assert!(self.since.len() < MOST, "there is room");
+        true
     }
 
     /// True if it was found bad for long enough.
@@ -84,7 +110,7 @@ impl Patience {
         }
     }
 
-    /// A strip was written: whatever was bad is not there any more.
+    /// All of a strip was written: whatever was bad is not there any more.
     pub(super) fn written(&mut self, stripe: Stripe, position: Position) {
         for bad in [Bad::Trailer, Bad::AllBlocks, Bad::SomeBlocks] {
             self.found_good((stripe, position, bad));
@@ -100,9 +126,13 @@ mod tests {
         (Stripe(stripe), Position::new(2), Bad::Trailer)
     }
 
+    /// A look at a drive that answers one read in a second.
+    fn look(second: u64) -> Look {
+        Look { at: Duration::from_secs(second), life: 1, answered: second }
+    }
+
     fn found_at(patience: &mut Patience, seconds: &[u64]) -> Vec<bool> {
-        let found = |second: &u64| patience.found_bad(key(7), Duration::from_secs(*second));
-        seconds.iter().map(found).collect()
+        seconds.iter().map(|second| patience.found_bad(key(7), look(*second))).collect()
     }
 
     #[test]
@@ -119,13 +149,40 @@ mod tests {
     #[test]
     fn what_was_bad_long_ago_does_not_count_and_no_more_than_a_bound_are_known() {
         let mut patience = Patience::default();
-        assert_eq!(found_at(&mut patience, &[0, 100, 24_000, 24_200]), [false; 4]);
+        assert_eq!(found_at(&mut patience, &[0, 100, 4_000, 4_200]), [false; 4]);
         for stripe in 100..2 * MOST as u64 {
-            assert!(!patience.found_bad(key(stripe), Duration::from_secs(24_300)));
+            assert!(!patience.found_bad(key(stripe), look(4_300)));
         }
         assert_eq!(patience.since.len(), MOST);
         // Those are forgotten first that nobody looked at again.
-        assert!(!patience.found_bad(key(1 << 40), Duration::from_secs(48_000)));
+        assert!(!patience.found_bad(key(1 << 40), look(8_000)));
         assert_eq!(patience.since.len(), 1);
+    }
+
+    /// Regression: everything on a drive that gave errors for each read counted as lost after three minutes.
+    #[test]
+    fn looks_at_a_drive_that_answers_nothing_do_not_count() {
+        let mut patience = Patience::default();
+        let silent = |second| Look { answered: 5, ..look(second) };
+        for second in (0..3_000).step_by(60) {
+            assert!(!patience.found_bad(key(7), silent(second)));
+        }
+        assert!(!patience.found_bad(key(7), Look { answered: 6, ..look(3_010) }), "the second look");
+        assert!(patience.found_bad(key(7), Look { answered: 7, ..look(3_050) }));
+        assert!(!patience.found_bad(key(7), Look { life: 2, answered: 8, ..look(3_090) }), "another life");
+    }
+
+    /// Regression: strips that nobody can make and that are found bad again and again left no room, and no
+    /// other one ever counted as lost.
+    #[test]
+    fn lost_strips_leave_room_for_others() {
+        let mut patience = Patience::default();
+        for round in 0..5 {
+            for stripe in 100..100 + MOST as u64 {
+                patience.found_bad(key(stripe), look(round * 200));
+            }
+        }
+        assert_eq!(found_at(&mut patience, &[1_000, 1_100, 1_200]), [false, false, true]);
+        assert_eq!(patience.since.len(), MOST);
     }
 }

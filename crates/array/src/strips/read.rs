@@ -77,7 +77,7 @@ impl Strips {
         self.read_trailer((&slice, place.row), stripe, position, io).await.ok().map(|crcs| crcs.to_vec())
     }
 
-    fn is_whole_strip(&self, columns: &Range<u32>) -> bool {
+    pub(super) fn is_whole_strip(&self, columns: &Range<u32>) -> bool {
         columns.len() == self.context.geo.strip_blocks as usize
     }
 
@@ -131,8 +131,7 @@ impl Strips {
         match try_read().await {
             Ok(part) => {
                 if self.is_whole_strip(columns) {
-                    self.found_good(stripe, position, Bad::AllBlocks);
-                    self.found_good(stripe, position, Bad::SomeBlocks);
+                    self.found_whole(stripe, position);
                 }
                 Ok(part)
             }
@@ -270,6 +269,7 @@ impl Strips {
         if !parts.iter().flat_map(|part| &part.crcs).eq(&crcs) {
             return Err(super::parts_to_keep(&positions, found));
         }
+        positions.iter().for_each(|position| self.found_whole(stripe, *position));
         if !agrees {
             self.report_parity_defect(stripe, data, parity);
         }

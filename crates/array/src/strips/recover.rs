@@ -151,6 +151,9 @@ impl Strips {
             sources.sort_unstable();
             let parts = self.read_unproved_parts(stripe, &sources, columns, io).await;
             if let Some(made) = self.make_proved(&sources, wanted, &parts, columns.len()) {
+                if self.is_whole_strip(columns) {
+                    sources.iter().for_each(|position| self.found_whole(stripe, *position));
+                }
                 return Ok(made);
             }
             // Strips that are to be read again are now the first ones of `available`.

@@ -1,6 +1,7 @@
 //! Writes of strips with their trailers, and of the parity that belongs to them.
 
 use super::part::make_parts;
+use super::patience::Bad;
 use super::{Part, Strips};
 use crate::error::ArrayError;
 use crate::format::record::StripPatch;
@@ -128,7 +129,11 @@ impl Strips {
         let data = self.write_blocks(strip, place, 0, part.data.clone(), how);
         let trailer = self.write_trailer(strip, place, &part.crcs, version, how);
         let (data, trailer) = join(scoped(data), scoped(trailer)).await;
-        Ok(one_life([data?, trailer?]))
+        let landed = one_life([data?, trailer?]);
+        if landed.is_some() {
+            self.patience.borrow_mut().written(strip.stripe, strip.position);
+        }
+        Ok(landed)
     }
 
     /// Writes columns of a strip to its place, from `column` on.
@@ -171,7 +176,7 @@ impl Strips {
         let landed = self.members.write_strip(strip, place.member, block, how.trailer, how.when).await?;
         if landed.is_some() {
             self.trailers.borrow_mut().put(stripe, position, version, Rc::new(trailer.crcs));
-            self.patience.borrow_mut().written(stripe, position);
+            self.found_good(stripe, position, Bad::Trailer);
         }
         Ok(landed)
     }

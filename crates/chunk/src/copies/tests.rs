@@ -461,7 +461,7 @@ async fn second_is_of_a_later_release(bench: &Bench, anchors: &Volume) -> (Rc<Ta
     bytes[12] = 2; // its format
     let crc = penstock_base::crc32c(&bytes[12..]);
     bytes[8..12].copy_from_slice(&crc.to_le_bytes());
-    write_anchor(anchors, 1, &bytes).await.unwrap();
+    write_anchor(anchors, 1, padded(anchors, &bytes).unwrap()).await.unwrap();
     (target, copies)
 }
 
@@ -730,4 +730,35 @@ fn a_copy_whose_anchor_cannot_be_read_is_not_freed_beside_a_damaged_one() {
             target.stop();
         });
     }
+}
+
+/// Regression: while the page of the stripe table with the anchors was lost, each copy that was tried stayed,
+/// and they filled the volume.
+#[test]
+fn copies_that_no_anchor_can_name_are_freed() {
+    on_drives_of(48 << 20, Some(1), async |bench| {
+        let (bench, anchors) = parts(bench);
+        let (target, copies, [_, second]) = two_copies(&bench, &anchors).await;
+        // Others take the memory of the page.
+        for index in 0..100 {
+            write(&target, key(0, index), 0, &[10; CHUNK as usize]).await;
+        }
+        target.commit_all().await.unwrap();
+        bench.volume.array().destage_and_checkpoint().await.unwrap();
+        for stripe in 0..200 {
+            bench.volume.read(stripe * STRIPE, 1, IO).await.unwrap();
+        }
+        let array = bench.volume.array().clone();
+        bench.set_page_unreadable(array.geometry().table_pages() - 1);
+        for _ in 0..3 {
+            let error = copies.make(|_| true).await.unwrap_err().to_string();
+            assert!(error.contains("stripe table"), "{error}");
+        }
+        assert_eq!(kept(&bench), [1, 2]);
+        bench.set_readable();
+        assert_eq!(usable(&bench, &anchors).await, second.serial);
+        let third = copy(&copies).await;
+        assert_eq!(kept(&bench), [2, third.serial]);
+        target.stop();
+    });
 }

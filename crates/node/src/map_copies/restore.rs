@@ -6,19 +6,25 @@
 
 use super::restore_report;
 use crate::error::StartError;
-use penstock_array::{Array, Discard, Volume};
+use penstock_array::{Array, ArrayError, Discard, Volume};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, DecodeError, Env};
+use penstock_base::{BLOCK_BYTES, Class, DecodeError, Env};
 use penstock_chunk::ChunkError;
 use penstock_chunk::copies::{
     Anchor, Found, How, Newer, Restored, anchor_stripes, find, newest, preview, restore, tried,
 };
+use penstock_drive::Io;
 use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, for_each};
 use penstock_meta::rows::{Home, StoreRow};
 use penstock_meta::{MetaError, MetaTarget, RestoredNames};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
+
+const READS: Io = Io::new(Class::Meta, "restore.look");
+/// Stripes that are looked for at a time.
+const STRIPES: usize = 1024;
 
 /// The consent of an administrator to a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +164,58 @@ fn is_lost(error: &StartError) -> bool {
     }
 }
 
+/// All stripes of a volume.
+fn all_of(volume: &Volume) -> Range<u64> {
+    0..volume.blocks() / volume.stripe_blocks()
+}
+
+/// Fails if drives of the metadata array are missing, and something that is written there cannot be read:
+/// they may have it.
+async fn refuse_lacking(env: &Env, array: &Rc<Array>, volume: &Volume) -> Result<(), StartError> {
+    let missing = || {
+        let members = array.report().members;
+        let missing = members.iter().filter(|member| member.state == "missing");
+        missing.map(|member| member.drive.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    if missing().is_empty() {
+        return Ok(());
+    }
+    tracing::info!(missing = missing(), "drives are missing: all that the metadata array has is read");
+    match tried(env, Result::is_ok, async || read_written(volume).await).await {
+        Ok(()) => Ok(()),
+        Err(error) => Err(StartError::Refused(format!(
+            "{error}\nnothing was changed: missing drives may have names and maps that others lack; bring back {}; --accept-loss gives up what only they have",
+            missing()
+        ))),
+    }
+}
+
+/// Reads all stripes in which something is written.
+async fn read_written(volume: &Volume) -> Result<(), ArrayError> {
+    let (mut from, per_stripe) = (0, volume.stripe_blocks());
+    loop {
+        let written = volume.all_written(from, STRIPES).await?;
+        let Some(last) = written.last() else { return Ok(()) };
+        from = last + 1;
+        for stripe in written {
+            volume.read(stripe * per_stripe, per_stripe, READS).await?;
+        }
+    }
+}
+
+/// Says that a page of a stripe table is given up, if that may be done and the page counts as lost.
+fn page_given_up(error: ArrayError, may_lack: bool) -> Result<String, StartError> {
+    match error {
+        ArrayError::Damaged { .. } if may_lack => {
+            Ok(format!("{error}: what is written in its stripes is lost for good then\n"))
+        }
+        ArrayError::Damaged { .. } => Err(StartError::Refused(format!(
+            "{error}\nnothing was changed: bring back missing drives, if any, and try again; --accept-loss goes on without pages of the stripe table that cannot be read"
+        ))),
+        error => Err(StartError::Refused(format!("{error}\nnothing was changed: try again"))),
+    }
+}
+
 /// Makes a new key-value store of the last copy of the map.
 pub(crate) async fn restore_rows(
     env: &Env,
@@ -167,15 +225,11 @@ pub(crate) async fn restore_rows(
     Restore { newer, consent, may_pass_over, may_lack, is_forced }: Restore,
 ) -> Result<(Rc<AheadKv>, Option<Restored>), StartError> {
     let (volume, anchors) = arrays.parts()?;
-    let members = arrays.meta.report().members;
-    let missing = members.iter().filter(|member| member.state == "missing");
-    let missing: Vec<String> = missing.map(|member| member.drive.to_string()).collect();
+    let old = Volume::whole(arrays.meta);
+    let may_lack_drives = may_lack || is_forced;
     // Before rows are read: that may write, and what only missing drives have would be out of date.
-    if !missing.is_empty() && !may_lack && !is_forced {
-        return Err(StartError::Refused(format!(
-            "nothing was changed: missing drives may have names and maps that others lack; bring back {}; --accept-loss gives up what only they have",
-            missing.join(", ")
-        )));
+    if !may_lack_drives {
+        refuse_lacking(env, arrays.meta, &old).await?;
     }
     let why = match read_all_patiently(env, arrays, mode, home).await {
         // An earlier restore was interrupted: the repair is all that is left to do.
@@ -205,21 +259,20 @@ pub(crate) async fn restore_rows(
     let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
     let names = || RestoredNames::new(home, kept);
     // All that a restore reads can be read, before anything is given up.
-    let try_it = async |may_lack| {
-        scoped(preview(&found, &volume, &mut names(), How { newer: Newer::AreCollected, may_lack })).await
-    };
-    let (preview, how, gone) = match tried(env, Result::is_ok, async || try_it(false).await).await {
-        Ok(preview) => (preview, How { newer, may_lack: false }, String::new()),
-        Err(error) if may_lack => {
-            let gone = format!("{error}: what is written in those stripes is lost for good then\n");
-            (try_it(true).await?, How { newer, may_lack: true }, gone)
+    let try_it =
+        async |may_lack| scoped(preview(&found, &volume, &mut names(), How { newer, may_lack })).await;
+    let mut gone = String::new();
+    let (preview, how) = match tried(env, Result::is_ok, async || try_it(false).await).await {
+        Ok(preview) => (preview, How { newer, may_lack: false }),
+        Err(ChunkError::Array(error)) => {
+            gone += &page_given_up(error, may_lack)?;
+            (try_it(true).await?, How { newer, may_lack: true })
         }
-        Err(error) => {
-            return Err(StartError::Refused(format!(
-                "{error}\nnothing was restored: bring back missing drives, if any, and try again; --accept-loss goes on without pages of the stripe table that cannot be read"
-            )));
-        }
+        Err(error) => return Err(StartError::Refused(format!("{error}\nnothing was changed: try again"))),
     };
+    if let Err(error) = tried(env, Result::is_ok, async || old.look_at_table(all_of(&old)).await).await {
+        gone += &page_given_up(error, may_lack)?;
+    }
     let passed_over: String =
         found.passed_over().iter().map(|why| format!("not used, and lost for good then: {why}\n")).collect();
     // Another copy than the one that was agreed to needs a consent of its own.
@@ -235,7 +288,7 @@ pub(crate) async fn restore_rows(
         let why = format!(
             "{why}\n{passed_over}{gone}copy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed"
         );
-        let preview = Box::new(restore_report(&Restored { how: newer, ..preview }, BTreeMap::new()));
+        let preview = Box::new(restore_report(&preview, BTreeMap::new()));
         return Err(StartError::Unconfirmed { why, copy: found.anchor().id, preview });
     }
     if !passed_over.is_empty() && !may_pass_over {
@@ -243,12 +296,19 @@ pub(crate) async fn restore_rows(
             "{passed_over}bring back missing drives, if any, and try again; --force goes on without it"
         )));
     }
+    // Drives may have failed while rows were read.
+    if !may_lack_drives {
+        refuse_lacking(env, arrays.meta, &old).await?;
+    }
     tracing::error!(why, "the key-value store is made anew");
-    let old = Volume::whole(arrays.meta);
+    if !gone.is_empty() {
+        old.give_up_lost_pages().await?;
+        anchors.give_up_lost_pages().await?;
+    }
     let left = old.discard(0, arrays.meta.geometry().stripes, Discard::InTable).await?;
     if !left.is_empty() {
         return Err(StartError::Refused(format!(
-            "{} stripes of the metadata array cannot be used: their pages of the stripe table are lost; start with --accept-loss gives them up",
+            "{} stripes of the metadata array cannot be used: their pages of the stripe table were lost just now; try again with --accept-loss, which gives them up",
             left.len()
         )));
     }

@@ -4,18 +4,20 @@ use crate::machine::{DISK_BYTES, Machine, Planned, Site, path};
 use crate::model::{make_file, read_all};
 use crate::plant::{Known, Rows};
 use crate::repair::walk;
-use penstock_array::Volume;
 use penstock_array::format::descriptor::Role;
+use penstock_array::format::table_page::TablePage;
+use penstock_array::{Array, Volume};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, FindingKind, Stripe, crc32c_blocks};
 use penstock_drive::{Fault, Op};
 use penstock_node::{Consent, FsCheckReport, MapCopyReport, Newer, Restore, StartError};
-use penstock_sim::{CutPlan, World};
+use penstock_sim::{CutPlan, SimDisk, World};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::MakeRequest;
 use penstock_world::Opened;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Bytes of each file: several stripes, so that strips of few files are shared.
@@ -37,9 +39,32 @@ async fn add(machine: &Machine, name: &str, seed: u8) -> FileId {
     file
 }
 
+fn meta_of(machine: &Machine) -> Rc<Array> {
+    machine.node.arrays().iter().find(|array| array.role() == Role::Metadata).unwrap().clone()
+}
+
+/// The pages of an array's stripe table on all disks, which are its members in order: disk, block, contents.
+fn pages_of(site: &Site, array: &Array) -> Vec<(Rc<SimDisk>, u64, Vec<u8>)> {
+    let (geo, mut found) = (array.geometry(), Vec::new());
+    for (number, member) in array.report().members.iter().enumerate() {
+        let disk = site.disks.borrow()[&path(number)].clone();
+        let (at, _) = array.slice_of(member.drive).unwrap();
+        for page in 0..geo.table_pages() {
+            for place in 0..2 {
+                let block = (at + geo.page_at(page, place)) / BLOCK_BYTES as u64;
+                let bytes = disk.peek(block);
+                if TablePage::decode(&bytes).is_ok() {
+                    found.push((disk.clone(), block, bytes.to_vec()));
+                }
+            }
+        }
+    }
+    found
+}
+
 /// Overwrites the beginning of the key-value store, and ends the life.
 async fn lose_rows(machine: &Machine) {
-    let meta = machine.node.arrays().iter().find(|array| array.role() == Role::Metadata).unwrap();
+    let meta = &meta_of(machine);
     let noise = Buf::copy_from(&[0x5a; 64 * BLOCK_BYTES]);
     let volume = Volume::whole(meta);
     for at in 0..16 {
@@ -435,7 +460,7 @@ fn rows_that_missing_drives_have_are_not_given_up() {
         add(&machine, "keep", 1).await;
         machine.node.map_copies().make().await.unwrap();
         add(&machine, "later", 2).await;
-        let meta = machine.node.arrays().iter().find(|array| array.role() == Role::Metadata).unwrap().clone();
+        let meta = meta_of(&machine);
         meta.destage_and_checkpoint().await.unwrap();
         // The first strips of its first member.
         let places = meta.places(Stripe(0)).await.unwrap();
@@ -457,6 +482,120 @@ fn rows_that_missing_drives_have_are_not_given_up() {
         site.restore.set(None);
         assert!(refused.contains("missing drives may have names and maps that others lack"), "{refused}");
         assert!(refused.contains("bring back"), "{refused}");
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// Regression: drives that failed while rows were read were not missed, and rows that only they have were
+/// discarded.
+#[test]
+fn rows_that_failing_drives_have_are_not_given_up() {
+    let (whole, first) = (Site::new(), World::new(962));
+    let rotten = first.run(async {
+        let machine = whole.start(&first, &[]).await.unwrap();
+        add(&machine, "keep", 1).await;
+        machine.node.map_copies().make().await.unwrap();
+        add(&machine, "later", 2).await;
+        let meta = meta_of(&machine);
+        meta.destage_and_checkpoint().await.unwrap();
+        machine.stop().await;
+        // All strips of its first member.
+        let drive = meta.report().members[0].drive;
+        let (at, len) = meta.slice_of(drive).unwrap();
+        (at + meta.geometry().strip_at(0)) / BLOCK_BYTES as u64..(at + len) / BLOCK_BYTES as u64
+    });
+    first.destroy();
+    let disk = whole.disks.borrow()[&path(0)].clone();
+    let used = disk.used_blocks();
+    let strips = rotten.unwrap();
+    used.into_iter().filter(|at| strips.contains(at)).for_each(|at| disk.corrupt(at, &[0x5a; BLOCK_BYTES]));
+    for nth in (0..60).step_by(3) {
+        let (site, world) = (whole.duplicate(), World::new(963));
+        for disk in 1..3 {
+            let fault = |op| {
+                (nth..nth + 8).map(move |nth| Planned {
+                    op,
+                    nth,
+                    fault: Fault::Fail,
+                    within: 1 << 20..21 << 20,
+                })
+            };
+            site.plans.borrow_mut().insert(path(disk), fault(Op::Write).collect());
+        }
+        let run = world.run(async {
+            site.restore.set(Some(Restore { may_lack: false, ..confirmed(Newer::AreCollected).unwrap() }));
+            let started = site.start(&world, &[]).await;
+            site.restore.set(None);
+            assert!(started.is_err(), "discarded with errors from write {nth} on");
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}
+
+/// Regression: without a page of the metadata array's stripe table, all other rows were discarded, and then
+/// no restore succeeded.
+#[test]
+fn a_lost_page_of_the_metadata_array_is_given_up_if_that_may_be() {
+    let (site, first) = (Site::new(), World::new(964));
+    let run = first.run(async {
+        let machine = site.start(&first, &[]).await.unwrap();
+        add(&machine, "keep", 1).await;
+        machine.node.map_copies().make().await.unwrap();
+        add(&machine, "later", 2).await;
+        let meta = meta_of(&machine);
+        machine.stop().await;
+        pages_of(&site, &meta)
+    });
+    first.destroy();
+    let pages = run.unwrap();
+    assert!(!pages.is_empty());
+    let noise = || pages.iter().for_each(|(disk, at, _)| disk.corrupt(*at, &[0x5a; BLOCK_BYTES]));
+    noise();
+    let world = World::new(965);
+    let run = world.run(async {
+        site.restore.set(Some(Restore { may_lack: false, ..confirmed(Newer::AreCollected).unwrap() }));
+        let refused = site.start(&world, &[]).await.err().expect("a page is lost").to_string();
+        assert!(refused.contains("nothing was changed") && refused.contains("--accept-loss"), "{refused}");
+        site.restore.set(None);
+        // The page is back.
+        pages.iter().for_each(|(disk, at, bytes)| disk.corrupt(*at, bytes));
+        let machine = site.start(&world, &[]).await.unwrap_or_else(|error| panic!("{error}"));
+        assert!(walk(&machine).await.contains_key("/later"));
+        let meta = meta_of(&machine);
+        machine.stop().await;
+        pages_of(&site, &meta).iter().for_each(|(disk, at, _)| disk.corrupt(*at, &[0x5a; BLOCK_BYTES]));
+        restore(&site, &world).await.unwrap_or_else(|error| panic!("{error}"));
+        let machine = site.start(&world, &[]).await.unwrap_or_else(|error| panic!("{error}"));
+        let found = walk(&machine).await;
+        assert!(found.contains_key("/keep") && !found.contains_key("/later"), "{:?}", found.keys());
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// Regression: a restore that was interrupted did not go on without a drive, unless a loss was accepted.
+#[test]
+fn an_interrupted_restore_goes_on_without_a_drive() {
+    let site = lost(966, change_all);
+    let world = World::new(967);
+    let run = world.run(async {
+        site.restore.set(confirmed(Newer::AreCollected));
+        drop(site.start(&world, &[]).await.unwrap_or_else(|error| panic!("{error}")));
+    });
+    run.unwrap();
+    site.cut(&world);
+    let world = World::new(968);
+    let run = world.run(async {
+        site.restore.set(Some(Restore { may_lack: false, ..confirmed(Newer::AreCollected).unwrap() }));
+        let machine = site.start(&world, &[1]).await.unwrap_or_else(|error| panic!("{error}"));
+        site.restore.set(None);
+        machine.node.repair_fs().await.unwrap();
+        check(&machine).await;
+        machine.stop().await;
     });
     run.unwrap();
     world.destroy();

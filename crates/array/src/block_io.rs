@@ -213,8 +213,6 @@ impl BlockIo {
         let unpin = |segment| self.chain.segments_mut().unpin(segment);
         removed.into_iter().filter_map(|dirty| dirty.segment).for_each(unpin);
         result?;
-        // Nobody owns the blocks that could not be read there any more.
-        stripes().for_each(|stripe| self.stripes.list_readable(stripe));
         if how == Discard::OnDrives {
             // A spare place may have been given to another strip by now.
             let own = |stripe| self.context.layout.places(stripe, Moves::NONE);

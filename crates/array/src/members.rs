@@ -81,6 +81,8 @@ pub(crate) struct StripsOn {
     pub(crate) strips: u64,
     /// Those among them that are stale.
     pub(crate) stale: u64,
+    /// Those among these that nobody can make: more strips of their stripes are stale than the code can make.
+    pub(crate) lost: u64,
     /// Strips whose own place is on it, and that have moved to a spare place.
     pub(crate) moved_away: u64,
 }

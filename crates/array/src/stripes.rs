@@ -291,8 +291,15 @@ impl Stripes {
         // An opening that may not give them up has ended before.
         lost.into_iter().for_each(|page| self.give_up_lost(page));
         let lacking = self.map.borrow_mut().apply(entry, |member| self.members.life(member));
-        if let Entry::Fresh { stripe, .. } = entry {
-            self.pending_pages.borrow_mut().remove(stripe);
+        match entry {
+            Entry::Fresh { stripe, .. } => drop(self.pending_pages.borrow_mut().remove(stripe)),
+            // Nobody owns the blocks that could not be read there any more.
+            Entry::Discard { stripe, count, .. } => {
+                let range = *stripe..Stripe(stripe.0 + count);
+                let listed: Vec<Stripe> = self.map().unreadable().range(range).copied().collect();
+                listed.into_iter().for_each(|stripe| self.list_readable(stripe));
+            }
+            _ => {}
         }
         // The members whose places it was not written to may be back by now.
         let has_moved = matches!(entry, Entry::Fresh { moves, .. } if !moves.moved().is_empty());

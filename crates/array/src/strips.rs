@@ -19,8 +19,10 @@ use crate::context::Context;
 use crate::members::Members;
 use crate::place::Position;
 use crate::stripes::Stripes;
+use futures_util::future::join_all;
 use patience::{Bad, Look, Patience};
-use penstock_base::Stripe;
+use penstock_base::{BLOCK_BYTES, Stripe};
+use penstock_drive::Io;
 use penstock_raid::{Code, Fault};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -53,13 +55,34 @@ impl Strips {
         })
     }
 
-    /// Something is bad that may be good in a moment. Returns true if it was so for long enough to be lost.
+    fn look_at(&self, stripe: Stripe, position: Position) -> Look {
+        let life = self.members.life(self.stripes.member(stripe, position));
+        Look { at: self.context.env.now(), life }
+    }
+
+    /// Something was read that is not right, and may be in a moment. Returns true if it was so for long
+    /// enough to be lost.
     fn found_bad(&self, stripe: Stripe, position: Position, bad: Bad) -> bool {
-        let member = self.stripes.member(stripe, position);
-        let Some(slice) = self.members.slice(member) else { return false };
-        let (at, life) = (self.context.env.now(), self.members.life(member));
-        let look = Look { at, life, answered: slice.drive().counters().reads };
+        let look = self.look_at(stripe, position);
         self.patience.borrow_mut().found_bad((stripe, position, bad), look)
+    }
+
+    /// The same of something for which a drive gives an error. That says nothing of a drive which gives
+    /// errors for other things too.
+    async fn found_unread(&self, stripe: Stripe, position: Position, bad: Bad, io: Io) -> bool {
+        let (key, look) = ((stripe, position, bad), self.look_at(stripe, position));
+        let counts = self.patience.borrow().counts(key, look);
+        (!counts || self.answers(stripe, position, io).await)
+            && self.patience.borrow_mut().found_bad(key, look)
+    }
+
+    /// True if the drive of a strip answers reads all over its slice.
+    async fn answers(&self, stripe: Stripe, position: Position, io: Io) -> bool {
+        let Some(slice) = self.members.slice(self.stripes.member(stripe, position)) else { return false };
+        let geo = &self.context.geo;
+        let places = [0, geo.root_at(0), geo.root_at(1), slice.len() - BLOCK_BYTES as u64];
+        let reads = join_all(places.map(|at| slice.read(at, BLOCK_BYTES, io))).await;
+        reads.iter().all(Result::is_ok)
     }
 
     fn found_good(&self, stripe: Stripe, position: Position, bad: Bad) {

@@ -260,9 +260,8 @@ impl Volume {
         let (Range { start, end }, array) = (self.stripes.clone(), &self.array);
         scoped(async {
             let given_up = array.stripes().give_up_pages_of(Stripe(start)..Stripe(end)).await?;
-            if given_up > 0 {
-                array.checkpoints.write().await?;
-            }
+            // Also if an earlier one failed.
+            array.checkpoints.write().await?;
             Ok(given_up)
         })
         .await

@@ -272,7 +272,7 @@ impl Rebuild {
     fn need(&self, member: MemberNo) -> u64 {
         let on = self.stripes.census().on(member);
         match self.members.is_reachable(member) {
-            true => on.stale,
+            true => on.stale - on.lost,
             false if self.context.layout.spares() > 0 => on.strips,
             false => 0,
         }
@@ -313,7 +313,7 @@ impl Rebuild {
         let mut is_whole = is_done;
         for member in self.members.reachable().common(self.members.stale()).iter() {
             let misses = self.stripes.pending_misses_on(MemberSet::one(member));
-            if self.stripes.is_counted() && self.stripes.census().on(member).stale == 0 && !misses {
+            if self.stripes.is_counted() && self.need(member) == 0 && !misses {
                 // A stripe that is being written without it lacks it from its record on.
                 is_whole &= !self.stripes.in_flight_misses_on(MemberSet::one(member))
                     && self.activate(member, lives[member.index()]).await?;
@@ -324,7 +324,7 @@ impl Rebuild {
             return Ok(is_whole);
         }
         // Nothing was found that can be done, unless it was not looked at, or is new, or a member can count.
-        let waits = |member| self.is_back(member) && self.stripes.census().on(member).stale == 0;
+        let waits = |member| self.is_back(member) && self.need(member) == 0;
         if is_from_start && !self.context.layout.all_members().iter().any(waits) {
             let as_it_was = self.shortage();
             if failed > 0 || !self.has_something_to_make().await? {
@@ -347,7 +347,7 @@ impl Rebuild {
         Ok(false)
     }
 
-    /// Every strip of a member is valid: it counts again.
+    /// Every strip of a member is valid, or nobody can make it: it counts again.
     async fn activate(&self, member: MemberNo, life: Life) -> Result<bool, ArrayError> {
         // Once a start would recognise it by its label.
         if self.members.owed_labels().contains(member)

@@ -114,16 +114,20 @@ pub(super) async fn check_loss(
     redo: &Redo,
 ) -> Result<(), ArrayError> {
     let gone = members.gone();
-    let all = lost_without(context, stripes, gone).await?;
-    let mut lost = if all > MOST_READ { all } else { 0 };
+    let mut lost = 0;
     for look in 0..LOOKS {
-        if all == 0 || lost > 0 {
-            break;
-        }
         if look > 0 {
             context.env.sleep(PAUSE).await;
         }
-        lost = all - lost_anyway(context, stripes, strips, gone, redo).await?;
+        let all = lost_without(context, stripes, gone).await?;
+        lost = match all {
+            // A page that counted as lost until now may have some more.
+            1..=MOST_READ => all.saturating_sub(lost_anyway(context, stripes, strips, gone, redo).await?),
+            _ => all,
+        };
+        if all == 0 || lost > 0 {
+            break;
+        }
     }
     if lost == 0 {
         return Ok(());

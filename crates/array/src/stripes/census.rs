@@ -59,6 +59,8 @@ impl StripeState {
 /// Counts of the written stripes of one array.
 #[derive(Clone, Debug)]
 pub(crate) struct Census {
+    /// Strips of a stripe that the code can make.
+    redundancy: usize,
     absent: MemberSet,
     watched: MemberSet,
     written: u64,
@@ -68,16 +70,22 @@ pub(crate) struct Census {
 }
 
 impl Census {
-    /// No stripe is written. Strips on the `absent` members will count as lacking, and the strips on these
-    /// and on the `watched` members will be counted.
-    pub(crate) fn new(layout: &Layout, absent: MemberSet, watched: MemberSet) -> Self {
+    /// No stripe is written; of one, the code can make so many strips. Strips on the `absent` members will
+    /// count as lacking, and the strips on these and on the `watched` members will be counted.
+    pub(crate) fn new(layout: &Layout, redundancy: usize, absent: MemberSet, watched: MemberSet) -> Self {
         Self {
+            redundancy,
             absent,
             watched: watched.with(absent),
             written: 0,
             by_lacking: vec![0; layout.strips() + 1],
             members: vec![StripsOn::default(); layout.members()],
         }
+    }
+
+    /// Strips of a stripe that the code can make.
+    pub(super) fn redundancy(&self) -> usize {
+        self.redundancy
     }
 
     /// Members whose strips count as lacking.
@@ -153,6 +161,9 @@ impl Census {
                 }
                 if is_stale {
                     change(&mut on.stale);
+                    if state.stale.len() > self.redundancy {
+                        change(&mut on.lost);
+                    }
                 }
                 lacking += usize::from(is_stale || self.absent.contains(place.member));
             }

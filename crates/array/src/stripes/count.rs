@@ -25,9 +25,9 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// A count that has not begun, for a table of so many pages.
-    pub(super) fn new(layout: &Rc<Layout>, pages: u64) -> Self {
-        let census = Census::new(layout, MemberSet::NONE, MemberSet::NONE);
+    /// A count that has not begun, for a table of so many pages; the code can make so many strips.
+    pub(super) fn new(layout: &Rc<Layout>, redundancy: usize, pages: u64) -> Self {
+        let census = Census::new(layout, redundancy, MemberSet::NONE, MemberSet::NONE);
         Self { layout: layout.clone(), census, next: 0, worst: vec![0; to_usize(pages)] }
     }
 
@@ -58,7 +58,7 @@ impl Count {
 
     /// Begins anew.
     pub(super) fn begin(&mut self, absent: MemberSet, watched: MemberSet) {
-        self.census = Census::new(&self.layout, absent, watched);
+        self.census = Census::new(&self.layout, self.census.redundancy(), absent, watched);
         self.worst.fill(0);
         self.next = 0;
     }

@@ -120,7 +120,7 @@ impl StripeTable {
             begun: BTreeSet::new(),
             index: Index::new(geometry.page_tree()),
             written: 0,
-            count: Count::new(layout, geometry.table_pages()),
+            count: Count::new(layout, geometry.m, geometry.table_pages()),
             resets: BTreeMap::new(),
             stale_on: MemberSet::NONE,
             checkpoint: 0,

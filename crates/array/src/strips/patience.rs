@@ -1,10 +1,10 @@
 //! Since when strips are bad that nobody can make: errors of a moment are told from lasting ones.
 //!
 //! Invariant: what is bad counts as lost for good only after it was found so several times, over several
-//! minutes, without a look in between that found it good, and on a drive that answered other reads between
-//! the looks: one that gives errors for everything, as behind a loose cable, says nothing of its strips.
-//! Before that, nothing is written over the bytes, or moved without them. Bounded: if there is no room, those
-//! are forgotten that count as lost, which they do again if they are still bad.
+//! minutes, without a look in between that found it good, each time on a drive that answered other reads at
+//! that moment: one that gives errors for more, as behind a loose cable, says nothing of its strips. Before
+//! that, nothing is written over the bytes, or moved without them. Bounded: if there is no room, those are
+//! forgotten that count as lost, which they do again if they are still bad.
 
 use crate::members::Life;
 use crate::place::Position;
@@ -42,8 +42,6 @@ pub(super) struct Look {
     pub(super) at: Duration,
     /// The life of the member.
     pub(super) life: Life,
-    /// Reads that the drive has answered so far.
-    pub(super) answered: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -54,6 +52,16 @@ struct Since {
 }
 
 impl Since {
+    /// True if this look is the first one after too long a time, or in another life.
+    fn is_over(self, look: Look) -> bool {
+        look.at.saturating_sub(self.last.at) >= FORGOTTEN || look.life != self.last.life
+    }
+
+    /// True if this look is long enough after the last one.
+    fn is_apart(self, look: Look) -> bool {
+        look.at.saturating_sub(self.last.at) >= APART
+    }
+
     fn is_lasting(self) -> bool {
         self.looks >= LOOKS && self.last.at - self.first >= LASTING
     }
@@ -73,14 +81,18 @@ impl Patience {
         }
         let new = Since { first: look.at, last: look, looks: 1 };
         let since = self.since.entry(key).or_insert(new);
-        let ago = look.at.saturating_sub(since.last.at);
-        if ago >= FORGOTTEN || look.life != since.last.life {
+        if since.is_over(look) {
             *since = new;
-        } else if ago >= APART && look.answered != since.last.answered {
+        } else if since.is_apart(look) {
             since.last = look;
             since.looks += 1;
         }
         since.is_lasting()
+    }
+
+    /// True if this look would count.
+    pub(super) fn counts(&self, key: Key, look: Look) -> bool {
+        self.since.get(&key).is_none_or(|since| since.is_over(look) || since.is_apart(look))
     }
 
     /// Forgets what was not looked at for long, or else the one of what counts as lost that was not looked at
@@ -126,9 +138,8 @@ mod tests {
         (Stripe(stripe), Position::new(2), Bad::Trailer)
     }
 
-    /// A look at a drive that answers one read in a second.
     fn look(second: u64) -> Look {
-        Look { at: Duration::from_secs(second), life: 1, answered: second }
+        Look { at: Duration::from_secs(second), life: 1 }
     }
 
     fn found_at(patience: &mut Patience, seconds: &[u64]) -> Vec<bool> {
@@ -159,17 +170,21 @@ mod tests {
         assert_eq!(patience.since.len(), 1);
     }
 
-    /// Regression: everything on a drive that gave errors for each read counted as lost after three minutes.
     #[test]
-    fn looks_at_a_drive_that_answers_nothing_do_not_count() {
+    fn looks_count_that_are_apart_and_in_one_life() {
         let mut patience = Patience::default();
-        let silent = |second| Look { answered: 5, ..look(second) };
-        for second in (0..3_000).step_by(60) {
-            assert!(!patience.found_bad(key(7), silent(second)));
+        let expected = [(0, true), (29, false), (30, true), (59, false), (4_000, true)];
+        for (second, counts) in expected {
+            assert_eq!(patience.counts(key(7), look(second)), counts, "at {second} s");
+            patience.found_bad(key(7), look(second));
         }
-        assert!(!patience.found_bad(key(7), Look { answered: 6, ..look(3_010) }), "the second look");
-        assert!(patience.found_bad(key(7), Look { answered: 7, ..look(3_050) }));
-        assert!(!patience.found_bad(key(7), Look { life: 2, answered: 8, ..look(3_090) }), "another life");
+        let other = Look { life: 2, ..look(4_001) };
+        assert!(patience.counts(key(7), other) && patience.counts(key(8), look(4_001)));
+        for second in [4_100, 4_250] {
+            patience.found_bad(key(7), look(second));
+        }
+        assert!(patience.is_lasting(key(7)));
+        assert!(!patience.found_bad(key(7), Look { life: 2, ..look(4_300) }), "another life");
     }
 
     /// Regression: strips that nobody can make and that are found bad again and again left no room, and no

@@ -38,11 +38,14 @@ impl Strips {
         let at = self.context.geo.trailer_at(row);
         let block = match slice.read(at, BLOCK_BYTES, io).await {
             Ok(block) => block,
-            // A bad block. One that stays so is as lost as one that is wrong.
-            Err(DriveError::Io { .. }) if self.found_bad(stripe, position, Bad::Trailer) => {
-                return Err(Erased::Strip);
+            Err(error) => {
+                // A bad block that stays so is as lost as one that is wrong.
+                let is_bad = matches!(error, DriveError::Io { .. });
+                return Err(match is_bad && self.found_unread(stripe, position, Bad::Trailer, io).await {
+                    true => Erased::Strip,
+                    false => self.unreachable(stripe, &error),
+                });
             }
-            Err(error) => return Err(self.unreachable(stripe, &error)),
         };
         match Trailer::decode(&block) {
             Ok(trailer) if self.is_trailer_of(&trailer, stripe, position, version) => {
@@ -138,7 +141,11 @@ impl Strips {
             Err(Erased::Unreachable) => Err(Erased::Unreachable),
             Err(_) => {
                 self.forget_trailer(stripe, position);
-                try_read().await.inspect_err(|erased| self.report_bad(stripe, position, erased))
+                let read = try_read().await.inspect_err(|erased| self.report_bad(stripe, position, erased));
+                if read.is_ok() && self.is_whole_strip(columns) {
+                    self.found_whole(stripe, position);
+                }
+                read
             }
         }
     }
@@ -164,12 +171,14 @@ impl Strips {
         };
         let at = self.context.geo.block_at(place.row, columns.start);
         let read = salvage::read(&slice, at, bytes_of(columns), io).await;
-        let (has_none, is_all) =
-            ((0..columns.len()).all(|column| !read.has(column, 1)), self.is_whole_strip(columns));
-        match has_none {
-            true if is_all && read.answered() && self.found_bad(stripe, position, Bad::AllBlocks) => {}
-            true => return None,
-            false => self.found_good(stripe, position, Bad::AllBlocks),
+        match (0..columns.len()).any(|column| read.has(column, 1)) {
+            true => self.found_good(stripe, position, Bad::AllBlocks),
+            false => {
+                let may_last = self.is_whole_strip(columns) && read.answered();
+                if !may_last || !self.found_unread(stripe, position, Bad::AllBlocks, io).await {
+                    return None;
+                }
+            }
         }
         let crcs = crcs[columns.start as usize..columns.end as usize].to_vec();
         let part = Part { data: read.bytes().clone(), crcs };

@@ -4,6 +4,7 @@
 use crate::bench::{Machine, NOISE, SLICE_AT, Site, spec, spread, tags, write_fresh};
 use crate::paging::{self, STRIPES, write_all};
 use penstock_array::format::table_page::TablePage;
+use penstock_array::place::MemberNo;
 use penstock_array::{ArrayError, ArrayEvent, CreateSpec, Discard, Geometry, Lacking};
 use penstock_base::BLOCK_BYTES;
 use penstock_base::env::timeout;
@@ -416,6 +417,35 @@ fn a_page_that_the_log_needs_is_given_up_for_good() {
         });
         life(&site, 9935, &[], async |machine| {
             assert_eq!(tags_of(machine, 2).await?, wanted);
+            machine.array.stop();
+            Ok(())
+        });
+    }
+}
+
+/// Each stripe of a page that was given up lacks all strips for good: a drive that was replaced later never
+/// counted, and the array could not do without any other one.
+#[test]
+fn a_page_that_was_given_up_keeps_no_member_from_counting() {
+    for spec in [spec(3, 1), spread(3, 1, 9, 2)] {
+        let (mut site, geo, _) = with_a_record_of_page_two(spec);
+        lose_page(&site.disks, &geo, 2);
+        site.lacking = Lacking::Accept;
+        life(&site, 9936, &[], async |machine| machine.array.close().await);
+        site.lacking = Lacking::Refuse;
+        site.replace(1);
+        life(&site, 9937, &[1], async |machine| {
+            machine.replace(&site.disks[1], 1, 77).await?;
+            machine.array.wait_rebuilt().await;
+            machine.env.sleep(Duration::from_secs(300)).await;
+            let states: Vec<_> = machine.array.report().members.iter().map(|member| member.state).collect();
+            assert!(states.iter().all(|state| *state == "active"), "{states:?}");
+            machine.array.fail_member(MemberNo::new(2), "a test").await?;
+            assert_eq!(tags_of(machine, 1).await?, first_tags(&geo, 1));
+            machine.array.close().await
+        });
+        life(&site, 9938, &[2], async |machine| {
+            assert_eq!(tags_of(machine, 3).await?, first_tags(&geo, 3));
             machine.array.stop();
             Ok(())
         });

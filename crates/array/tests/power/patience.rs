@@ -1,12 +1,12 @@
 //! Blocks and trailers that a drive does not return, or returns wrong: for a moment, they cost nothing; for
 //! good, they are as lost as rotten ones, and keep nothing from going on. Each test is a regression.
 
-use crate::bench::{NOISE, Site, block_of, spec, spread, tags, write};
+use crate::bench::{NOISE, SLICE_AT, Site, block_of, spec, spread, tags, write};
 use crate::lost_blocks::{at, fill};
 use crate::marked_blocks::{filled, members_of, rebuild_two, replace_two, rot, trailer_at, two_replaced};
 use crate::outdated::life;
 use penstock_array::place::MemberNo;
-use penstock_array::{ArrayError, ArrayState};
+use penstock_array::{ArrayError, ArrayState, Discard};
 use penstock_base::BLOCK_BYTES;
 use penstock_drive::{Fault, Op};
 use penstock_sim::World;
@@ -407,6 +407,52 @@ fn a_drive_that_answers_no_read_does_not_count_as_lost() {
     .unwrap();
 }
 
+/// The same of a drive that answers some reads: it fails those of trailers, and others all over it.
+#[test]
+fn a_drive_that_answers_some_reads_does_not_count_as_lost() {
+    let (site, on) = two_replaced(async |_| {});
+    life(&site, 2, &[on[1], on[4]], async |machine| {
+        let drive = machine.drives[on[0]].as_ref().unwrap();
+        drive.set_unreadable(0..SLICE_AT + machine.array.geometry().strip_at(0));
+        for stripe in 0..4 {
+            for position in 0..6 {
+                let (member, bytes) = trailer_at(machine, stripe, position).await;
+                if member == on[0] {
+                    drive.set_unreadable(bytes);
+                }
+            }
+        }
+        replace_two(machine, &site, &on).await?;
+        machine.env.sleep(Duration::from_secs(1200)).await;
+        let given_up = machine.array.fail_member(MemberNo::new(on[0]), "a test").await;
+        machine.array.stop();
+        assert!(given_up.is_err(), "it has the only copy of everything");
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Nothing else is read from the drive of a strip whose trailer and last block are bad: no look counted, and
+/// two replaced drives never did.
+#[test]
+fn a_bad_trailer_beside_a_bad_block_keeps_no_member_from_counting() {
+    let (site, on) = two_replaced(async |_| {});
+    life(&site, 2, &[on[1], on[4]], async |machine| {
+        let (member, bytes) = trailer_at(machine, 0, 0).await;
+        let drive = machine.drives[member].as_ref().unwrap();
+        drive.set_unreadable(bytes.start - BLOCK_BYTES as u64..bytes.start);
+        drive.set_unreadable(bytes);
+        replace_two(machine, &site, &on).await?;
+        machine.array.wait_rebuilt().await;
+        machine.env.sleep(Duration::from_secs(1200)).await;
+        let states: Vec<_> = machine.array.report().members.iter().map(|member| member.state).collect();
+        machine.array.stop();
+        assert!(states.iter().all(|state| *state == "active"), "{states:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// A block in the log over one that is lost: a read of the blocks beside it failed, for the old contents.
 #[test]
 fn a_read_across_a_block_in_the_log_does_not_need_the_one_below() {
@@ -495,4 +541,30 @@ fn an_opening_looks_more_than_once_before_it_gives_a_drive_up() {
     world.destroy();
     let refused = opened.unwrap();
     assert!(matches!(refused, Some(ArrayError::WouldLose { .. })), "{refused:?}");
+}
+
+/// A stripe with a lost block was discarded after the last checkpoint: an array said after a start that it
+/// cannot be read.
+#[test]
+fn a_stripe_that_was_discarded_is_not_listed_after_a_restart() {
+    let (site, on) = two_replaced(async |_| {});
+    life(&site, 2, &[on[1], on[4]], async |machine| {
+        let (member, bytes) = at(machine, 0, 0, 3).await;
+        machine.drives[member].as_ref().unwrap().set_unreadable(bytes);
+        rebuild_two(machine, &site, &on).await?;
+        machine.array.destage_and_checkpoint().await?;
+        assert_eq!(machine.array.unreadable_stripes(), [0]);
+        assert!(machine.volume.discard(0, 1, Discard::InTable).await?.is_empty());
+        assert!(machine.array.unreadable_stripes().is_empty());
+        machine.array.stop();
+        Ok(())
+    })
+    .unwrap();
+    life(&site, 3, &[], async |machine| {
+        assert!(machine.array.unreadable_stripes().is_empty());
+        assert_eq!(machine.array.report().state, ArrayState::Ok);
+        machine.array.stop();
+        Ok(())
+    })
+    .unwrap();
 }

@@ -25,6 +25,8 @@ const STRIPES: u64 = 6;
 const LIVES: u64 = 6;
 /// Time limit of a call; what it would have done may happen later.
 const LIMIT: Duration = Duration::from_secs(120);
+/// The longest time for which something is bad for a moment.
+const MOMENT: Duration = Duration::from_secs(100);
 /// Longer than any read takes.
 const LONG: Duration = Duration::from_secs(300);
 /// No tag: nobody knows what a block has.
@@ -118,6 +120,8 @@ struct Life<'a> {
     per: u64,
     /// Drives that were put in this life.
     new: Vec<(usize, Rc<SimDisk>)>,
+    /// The time since which something is bad for a moment.
+    bad_since: Option<Duration>,
 }
 
 impl Life<'_> {
@@ -128,6 +132,7 @@ impl Life<'_> {
     /// Returns false if a write does not end: the life is over.
     async fn step(&mut self, next_drive: &mut u64, what: &str) -> bool {
         let (machine, dice) = (self.machine, self.dice);
+        self.end_moment();
         match dice.below(20) {
             0..=6 => {
                 let count = 1 + dice.below(5);
@@ -154,9 +159,13 @@ impl Life<'_> {
                 self.within(machine.array.fail_member(member, "a test")).await;
             }
             12 => return self.replace(next_drive).await,
-            13 => machine.env.sleep(Duration::from_millis(dice.below(200_000))).await,
+            13 => {
+                let longest = if self.damage == Damage::Momentary { MOMENT / 2 } else { 2 * MOMENT };
+                let sleep = dice.below(longest.as_millis() as u64);
+                machine.env.sleep(Duration::from_millis(sleep)).await;
+            }
             14..=16 => self.rot().await,
-            17 => machine.drives.iter().flatten().for_each(|drive| drive.set_readable()),
+            17 => self.set_readable(),
             18 => self.write_anew().await,
             11 => {}
             _ => drop(self.model.read(machine, dice.below(STRIPES * self.per), what).await),
@@ -195,8 +204,21 @@ impl Life<'_> {
         true
     }
 
+    fn set_readable(&mut self) {
+        self.machine.drives.iter().flatten().for_each(|drive| drive.set_readable());
+        self.bad_since = None;
+    }
+
+    /// Makes all that is bad for a moment good again before it counts as lost, after three minutes.
+    fn end_moment(&mut self) {
+        let is_over = |since| self.machine.env.now() > since + MOMENT;
+        if self.damage == Damage::Momentary && self.bad_since.is_some_and(is_over) {
+            self.set_readable();
+        }
+    }
+
     /// A block or a trailer of a stripe rots, cannot be read, or is read wrong.
-    async fn rot(&self) {
+    async fn rot(&mut self) {
         let (machine, dice) = (self.machine, self.dice);
         let stripe = Stripe(dice.below(STRIPES));
         let Some(places) = self.within(machine.array.places(stripe)).await else { return };
@@ -205,6 +227,7 @@ impl Life<'_> {
         let column = dice.below(u64::from(geometry.strip_blocks) + 1);
         let byte = SLICE_AT + geometry.block_at(place.row, 0) + column * BLOCK_BYTES as u64;
         let bytes = byte..byte + BLOCK_BYTES as u64;
+        self.bad_since.get_or_insert(machine.env.now());
         match (dice.below(2), self.damage, &machine.drives[at]) {
             (0, Damage::Lasting, _) => {
                 let new = self.new.iter().rev().find(|new| new.0 == at).map(|new| &new.1);
@@ -271,7 +294,7 @@ fn lives(seed: u64, damage: Damage, seen: &mut Seen) {
             let Ok(machine) = site.open(&world, &away).await else { return false };
             seen.good += model.read_all(&machine, &what).await;
             let (machine, dice, model) = (&machine, &dice, &mut model);
-            let mut life = Life { machine, dice, model, damage, m, per, new: Vec::new() };
+            let mut life = Life { machine, dice, model, damage, m, per, new: Vec::new(), bad_since: None };
             for _ in 0..30 + dice.below(60) {
                 if !life.step(&mut next_drive, &what).await {
                     is_known = false;
@@ -320,7 +343,8 @@ fn ends_whole(seed: u64, site: &Site, model: &mut Model, m: usize, dice: &World)
                 machine.array.scrub().await.unwrap();
                 let rebuilt = timeout(&machine.env, 60 * LIMIT, machine.array.wait_rebuilt()).await;
                 assert_eq!(rebuilt, Some(0), "{what}: stripes without redundancy after a rebuild");
-                assert_eq!(machine.array.report().state, ArrayState::Ok, "{what}");
+                let (state, listed) = (machine.array.report().state, machine.array.unreadable_stripes());
+                assert_eq!((state, listed), (ArrayState::Ok, vec![]), "{what}");
                 machine.array.close().await.unwrap();
             }
         });

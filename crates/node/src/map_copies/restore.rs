@@ -270,8 +270,14 @@ pub(crate) async fn restore_rows(
         }
         Err(error) => return Err(StartError::Refused(format!("{error}\nnothing was changed: try again"))),
     };
-    if let Err(error) = tried(env, Result::is_ok, async || old.look_at_table(all_of(&old)).await).await {
-        gone += &page_given_up(error, may_lack)?;
+    // Their stripes are written again.
+    let mut given_up = Vec::new();
+    for written in [&old, &anchors] {
+        let look = async || written.look_at_table(all_of(written)).await;
+        if let Err(error) = tried(env, Result::is_ok, look).await {
+            gone += &page_given_up(error, may_lack)?;
+            given_up.push(written);
+        }
     }
     let passed_over: String =
         found.passed_over().iter().map(|why| format!("not used, and lost for good then: {why}\n")).collect();
@@ -301,9 +307,8 @@ pub(crate) async fn restore_rows(
         refuse_lacking(env, arrays.meta, &old).await?;
     }
     tracing::error!(why, "the key-value store is made anew");
-    if !gone.is_empty() {
-        old.give_up_lost_pages().await?;
-        anchors.give_up_lost_pages().await?;
+    for written in given_up {
+        written.give_up_lost_pages().await?;
     }
     let left = old.discard(0, arrays.meta.geometry().stripes, Discard::InTable).await?;
     if !left.is_empty() {

@@ -101,7 +101,7 @@ impl Bed {
 
     /// Compares the table with a plain list of its entries.
     fn check(&mut self, plain: &[[u64; WORDS]], gone: MemberSet) {
-        let (mut on, mut by_lacking) = (vec![(0, 0, 0); 9], [0u64; 7]);
+        let (mut on, mut by_lacking) = (vec![StripsOn::default(); 9], [0u64; 7]);
         for (number, entry) in plain.iter().enumerate() {
             let stripe = Stripe(number as u64);
             let known = self.table.knows_written(stripe);
@@ -121,14 +121,17 @@ impl Bed {
             let mut lacking = 0;
             for (at, place) in table.layout.places(stripe, table.moves(stripe)).enumerate() {
                 let is_stale = entry[0] & 1 << at != 0;
+                let is_lost = is_stale && entry[0].count_ones() as usize > self.geometry.m;
                 let count = &mut on[place.member.index()];
-                (count.0, count.1) = (count.0 + 1, count.1 + u64::from(is_stale));
+                count.strips += 1;
+                count.stale += u64::from(is_stale);
+                count.lost += u64::from(is_lost);
                 lacking += usize::from(is_stale || gone.contains(place.member));
             }
             by_lacking[lacking] += 1;
             assert!(lacking <= table.most_lacking_of(table.page_of(stripe), gone));
             for at in table.moves(stripe).moved().iter() {
-                on[table.layout.own_place(stripe, at).member.index()].2 += 1;
+                on[table.layout.own_place(stripe, at).member.index()].moved_away += 1;
             }
         }
         assert!(self.table.is_counted());
@@ -137,11 +140,11 @@ impl Bed {
         assert_eq!(self.table.written(), written);
         assert_eq!(census.worst(), by_lacking.iter().rposition(|count| *count > 0).unwrap());
         assert!((0..7).all(|lacking| census.lacking_exactly(lacking) == by_lacking[lacking]));
-        for (member, (strips, stale, moved_away)) in on.into_iter().enumerate() {
+        for (member, on) in on.into_iter().enumerate() {
             let member = MemberNo::new(member);
-            assert!(stale == 0 || self.table.stale_on().contains(member));
-            let strips = if census.watched().contains(member) { strips } else { 0 };
-            assert_eq!(census.on(member), StripsOn { strips, stale, moved_away });
+            assert!(on.stale == 0 || self.table.stale_on().contains(member));
+            let strips = if census.watched().contains(member) { on.strips } else { 0 };
+            assert_eq!(census.on(member), StripsOn { strips, ..on });
         }
     }
 }

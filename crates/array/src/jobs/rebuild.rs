@@ -158,6 +158,8 @@ pub(crate) struct RebuildState {
     reading: Semaphore,
     /// Stripes of this round that could not be made because too little of them can be read.
     hopeless: Cell<u64>,
+    /// Lost stripes at the last look.
+    lost: Cell<u64>,
 }
 
 impl RebuildState {
@@ -169,6 +171,7 @@ impl RebuildState {
             rate: RefCell::default(),
             reading: Semaphore::new(read_at_a_time(geo)),
             hopeless: Cell::default(),
+            lost: Cell::default(),
         }
     }
 }
@@ -225,6 +228,11 @@ impl Rebuild {
                     tracing::warn!(array = self.context.name, %error, "stripes cannot be counted");
                     env.sleep(RETRY).await;
                 }
+                continue;
+            }
+            if let Err(error) = self.list_newly_lost().await {
+                tracing::warn!(array = self.context.name, %error, "lost stripes cannot be listed");
+                env.sleep(RETRY).await;
                 continue;
             }
             let stuck_until = self.stuck_until();
@@ -364,6 +372,15 @@ impl Rebuild {
     /// The most strips that a stripe lacks of which strips can be made.
     fn worst_that_can_be_made(&self) -> usize {
         self.stripes.census().worst().min(self.context.geo.m)
+    }
+
+    /// Lists lost stripes if there are others than at the last look: nothing else may be left to do.
+    async fn list_newly_lost(&self) -> Result<(), ArrayError> {
+        let lost = self.stripes.census().lost();
+        if self.state.lost.replace(lost) == lost {
+            return Ok(());
+        }
+        self.list_lost().await.inspect_err(|_| self.state.lost.set(0))
     }
 
     /// Lists the stripes of which nothing can be made as unreadable.

@@ -113,6 +113,11 @@ impl Census {
         self.by_lacking.get(strips).copied().unwrap_or(0)
     }
 
+    /// Written stripes that lack more strips than the code can make.
+    pub(crate) fn lost(&self) -> u64 {
+        self.by_lacking.iter().skip(self.redundancy + 1).sum()
+    }
+
     /// The most strips that a stripe lacks.
     pub(crate) fn worst(&self) -> usize {
         self.by_lacking.iter().rposition(|stripes| *stripes > 0).unwrap_or(0)

@@ -417,7 +417,8 @@ impl StripeTable {
             if let Some(is_lost) = self.absent.get(&page) {
                 self.count.add(page, std::iter::empty());
                 // Stripes that are lost already keep no drive. Others may lack anything.
-                self.count.set_worst(page, if *is_lost { 0 } else { self.strips });
+                let most = [self.strips, self.census().redundancy()];
+                self.count.set_worst(page, most.into_iter().filter(|_| !*is_lost));
             } else if self.lacks_page(page) {
                 let (written, all) = (self.index.page(page).written, self.stripes_in(page));
                 let is_clean = self.most_stale_of(page) == 0 && !self.may_have_moved(page);
@@ -501,7 +502,12 @@ impl StripeTable {
     /// if the `others` go too. None is, if this is false.
     pub(crate) fn may_lose(&self, gone: MemberSet, others: MemberSet, most: usize) -> bool {
         let more = others.without(gone).len();
-        self.pages_from(0).filter(|page| self.most_lacking_of(*page, gone) + more > most).any(|page| {
+        let is_counted = self.census().absent() == gone && self.census().redundancy() == most;
+        let lacking = |page: u64| {
+            let of_readable = self.count.worst_of_readable(page).filter(|_| is_counted);
+            of_readable.unwrap_or_else(|| self.most_lacking_of(page, gone))
+        };
+        self.pages_from(0).filter(|page| lacking(*page) + more > most).any(|page| {
             let is_lost = |(stripe, state): (Stripe, StripeState)| {
                 state.is_lost_without(&self.layout, stripe, (gone, others), most)
             };
@@ -539,11 +545,11 @@ impl StripeTable {
             }
             self.written = self.written + u64::from(after.is_some()) - u64::from(before.is_some());
             if self.count.changed(page, stripe, (before, after)) {
-                let worst = self
-                    .written_in(page)
-                    .map(|(stripe, state)| state.lacking(&self.layout, stripe, self.census().absent()).len());
-                let worst = worst.max().unwrap_or(0);
-                self.count.set_worst(page, worst);
+                let absent = self.census().absent();
+                let lacking =
+                    |(stripe, state): (_, StripeState)| state.lacking(&self.layout, stripe, absent).len();
+                let lacking: Vec<usize> = self.written_in(page).map(lacking).collect();
+                self.count.set_worst(page, lacking.into_iter());
             }
         }
         self.dirty_pages.insert(page);

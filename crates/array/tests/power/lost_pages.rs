@@ -440,12 +440,37 @@ fn a_page_that_was_given_up_keeps_no_member_from_counting() {
             machine.env.sleep(Duration::from_secs(300)).await;
             let states: Vec<_> = machine.array.report().members.iter().map(|member| member.state).collect();
             assert!(states.iter().all(|state| *state == "active"), "{states:?}");
+            // Other pages take the memory of that one.
+            for page in [1, 3, 1, 3] {
+                tags_of(machine, page).await?;
+            }
             machine.array.fail_member(MemberNo::new(2), "a test").await?;
             assert_eq!(tags_of(machine, 1).await?, first_tags(&geo, 1));
             machine.array.close().await
         });
         life(&site, 9938, &[2], async |machine| {
             assert_eq!(tags_of(machine, 3).await?, first_tags(&geo, 3));
+            machine.array.wait_rebuilt().await;
+            // The log had one of them.
+            assert_eq!(machine.array.unreadable_stripes().len() as u64, geo.stripes_per_page() - 1);
+            machine.array.stop();
+            Ok(())
+        });
+    }
+}
+
+/// Lost stripes were not listed after a start if nothing else was left to do.
+#[test]
+fn stripes_of_a_page_that_was_given_up_are_listed_after_a_start() {
+    for spec in [spec(3, 1), spread(3, 1, 9, 2)] {
+        let (mut site, geo, _) = with_a_record_of_page_two(spec);
+        lose_page(&site.disks, &geo, 2);
+        site.lacking = Lacking::Accept;
+        life(&site, 9939, &[], async |machine| machine.array.close().await);
+        site.lacking = Lacking::Refuse;
+        life(&site, 9940, &[], async |machine| {
+            machine.env.sleep(Duration::from_secs(5)).await;
+            assert_eq!(machine.array.unreadable_stripes().len() as u64, geo.stripes_per_page() - 1);
             machine.array.stop();
             Ok(())
         });

@@ -413,14 +413,11 @@ fn a_drive_that_answers_some_reads_does_not_count_as_lost() {
     let (site, on) = two_replaced(async |_| {});
     life(&site, 2, &[on[1], on[4]], async |machine| {
         let drive = machine.drives[on[0]].as_ref().unwrap();
-        drive.set_unreadable(0..SLICE_AT + machine.array.geometry().strip_at(0));
-        for stripe in 0..4 {
-            for position in 0..6 {
-                let (member, bytes) = trailer_at(machine, stripe, position).await;
-                if member == on[0] {
-                    drive.set_unreadable(bytes);
-                }
-            }
+        let geo = machine.array.geometry();
+        drive.set_unreadable(0..SLICE_AT + geo.strip_at(0));
+        for row in 0..geo.rows {
+            let trailer = SLICE_AT + geo.trailer_at(row);
+            drive.set_unreadable(trailer..trailer + BLOCK_BYTES as u64);
         }
         replace_two(machine, &site, &on).await?;
         machine.env.sleep(Duration::from_secs(1200)).await;
@@ -442,6 +439,8 @@ fn a_bad_trailer_beside_a_bad_block_keeps_no_member_from_counting() {
         let drive = machine.drives[member].as_ref().unwrap();
         drive.set_unreadable(bytes.start - BLOCK_BYTES as u64..bytes.start);
         drive.set_unreadable(bytes);
+        // And the first block of its label.
+        drive.set_unreadable(SLICE_AT..SLICE_AT + BLOCK_BYTES as u64);
         replace_two(machine, &site, &on).await?;
         machine.array.wait_rebuilt().await;
         machine.env.sleep(Duration::from_secs(1200)).await;

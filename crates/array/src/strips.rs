@@ -94,8 +94,7 @@ impl Strips {
 
     /// All blocks of a strip are good.
     fn found_whole(&self, stripe: Stripe, position: Position) {
-        self.found_good(stripe, position, Bad::AllBlocks);
-        self.found_good(stripe, position, Bad::SomeBlocks);
+        self.patience.borrow_mut().found_whole(stripe, position);
     }
 
     /// True if a trailer was bad for long enough to be lost.

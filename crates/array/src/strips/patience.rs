@@ -30,8 +30,8 @@ pub(super) enum Bad {
     Trailer,
     /// All blocks, while its trailer is good.
     AllBlocks,
-    /// Some blocks.
-    SomeBlocks,
+    /// The block of a column.
+    Block(u32),
 }
 
 type Key = (Stripe, Position, Bad);
@@ -122,11 +122,17 @@ impl Patience {
         }
     }
 
+    /// All blocks of a strip were found good.
+    pub(super) fn found_whole(&mut self, stripe: Stripe, position: Position) {
+        let blocks = (stripe, position, Bad::AllBlocks)..=(stripe, position, Bad::Block(u32::MAX));
+        let known: Vec<Key> = self.since.range(blocks).map(|(key, _)| *key).collect();
+        known.into_iter().for_each(|key| self.found_good(key));
+    }
+
     /// All of a strip was written: whatever was bad is not there any more.
     pub(super) fn written(&mut self, stripe: Stripe, position: Position) {
-        for bad in [Bad::Trailer, Bad::AllBlocks, Bad::SomeBlocks] {
-            self.found_good((stripe, position, bad));
-        }
+        self.found_good((stripe, position, Bad::Trailer));
+        self.found_whole(stripe, position);
     }
 }
 
@@ -168,6 +174,21 @@ mod tests {
         // Those are forgotten first that nobody looked at again.
         assert!(!patience.found_bad(key(1 << 40), look(8_000)));
         assert_eq!(patience.since.len(), 1);
+    }
+
+    #[test]
+    fn blocks_of_a_strip_are_told_apart() {
+        let mut patience = Patience::default();
+        let at = |column| (Stripe(7), Position::new(2), Bad::Block(column));
+        for (second, column) in [(0, 3), (100, 3), (200, 5)] {
+            assert!(!patience.found_bad(at(column), look(second)));
+        }
+        assert!(patience.found_bad(at(3), look(230)) && !patience.found_bad(at(5), look(231)));
+        patience.found_bad(key(7), look(231));
+        patience.found_whole(Stripe(7), Position::new(2));
+        assert!(!patience.is_lasting(at(3)) && patience.since.len() == 1, "its trailer is another thing");
+        patience.written(Stripe(7), Position::new(2));
+        assert!(patience.since.is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{Erased, Found, Part, Strips};
 use crate::error::ArrayError;
 use crate::place::Position;
 use futures_util::future::join_all;
-use penstock_base::num::to_usize;
+use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{BLOCK_BYTES, Stripe};
 use penstock_drive::Io;
 use penstock_raid::SourceCrcs;
@@ -109,6 +109,7 @@ impl Strips {
             return Ok(made);
         }
         let later = || Err(self.stripes.list_unreadable(stripe, self.context.geo.k - 1));
+        let has_errors = matches!(erased, Erased::Unreachable);
         let own = match erased {
             Erased::Unreachable => match self.read_blockwise(stripe, position, &all, io).await {
                 // Nobody could look.
@@ -123,8 +124,13 @@ impl Strips {
             return later();
         }
         let marked = own.as_ref().map(Part::lost_columns).unwrap_or_default();
-        let is_new = hopeless.iter().any(|column| !marked.contains(column));
-        if is_new && !self.found_bad(stripe, position, Bad::SomeBlocks) {
+        let mut are_lost = !has_errors || self.answers(stripe, position, io).await;
+        if are_lost {
+            for column in hopeless.iter().filter(|column| !marked.contains(column)) {
+                are_lost &= self.found_bad(stripe, position, Bad::Block(to_u32(*column)));
+            }
+        }
+        if !are_lost {
             return later();
         }
         Ok(match own {

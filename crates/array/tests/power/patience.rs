@@ -231,6 +231,48 @@ fn a_strip_of_a_drive_that_does_not_answer_is_not_left_behind() {
     brought_back(Spare::Hangs);
 }
 
+/// Of a strip in a spare place one block cannot be read for minutes, and then another one for a moment, which
+/// nobody else has.
+#[test]
+fn a_block_that_is_bad_for_a_moment_is_not_left_behind_for_another_one() {
+    let mut site = Site::new(spread(4, 2, 9, 2));
+    let (on, spare, blocks) = life(&site, 1, &[], async |machine| {
+        fill(machine, 40).await?;
+        let on = members_of(machine, 0).await;
+        machine.array.fail_member(MemberNo::new(on[1]), "a test").await?;
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        rot(machine, 0, 0, 3).await;
+        rot(machine, 0, 2, 3).await;
+        let (spare, first) = at(machine, 0, 1, 3).await;
+        let (_, second) = at(machine, 0, 1, 5).await;
+        machine.array.close().await?;
+        Ok((on, spare, [first, second]))
+    })
+    .unwrap();
+    site.replace(on[1]);
+    life(&site, 2, &[on[1]], async |machine| {
+        let drive = machine.drives[spare].as_ref().unwrap();
+        drive.set_unreadable(blocks[0].clone());
+        machine.replace(&site.disks[on[1]], on[1], 77).await?;
+        machine.array.wait_rebuilt().await;
+        machine.env.sleep(Duration::from_secs(170)).await;
+        drive.set_readable();
+        rot(machine, 0, 0, 5).await;
+        rot(machine, 0, 2, 5).await;
+        drive.set_unreadable(blocks[1].clone());
+        machine.env.sleep(Duration::from_secs(70)).await;
+        drive.set_readable();
+        machine.env.sleep(Duration::from_secs(600)).await;
+        let moved: u64 = machine.array.report().members.iter().map(|member| member.moved_strips).sum();
+        let found = tags(&machine.volume, 8 + 5, 1).await;
+        machine.array.stop();
+        assert_eq!(found.expect("it was bad for a moment"), [1013]);
+        assert_eq!(moved, 0);
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// A drive is away, two others have a bad sector each, in different columns.
 #[test]
 fn bad_sectors_in_different_columns_keep_nothing_from_being_read() {

@@ -254,15 +254,14 @@ impl Volume {
     }
 
     /// Gives up the lost pages of the stripe table that have stripes of the volume, durably: one that comes
-    /// back later does not count. All stripes of these pages can be discarded and written again. Returns the
-    /// number of pages. Fails for one that may be readable another time.
-    pub async fn give_up_lost_pages(&self) -> Result<u64, ArrayError> {
+    /// back later does not count. All stripes of these pages can be discarded and written again. Fails for
+    /// one that may be readable another time.
+    pub async fn give_up_lost_pages(&self) -> Result<(), ArrayError> {
         let (Range { start, end }, array) = (self.stripes.clone(), &self.array);
         scoped(async {
-            let given_up = array.stripes().give_up_pages_of(Stripe(start)..Stripe(end)).await?;
-            // Also if an earlier one failed.
-            array.checkpoints.write().await?;
-            Ok(given_up)
+            array.stripes().give_up_pages_of(Stripe(start)..Stripe(end)).await?;
+            // Also if none is lost now: an earlier checkpoint may have failed.
+            array.checkpoints.write().await
         })
         .await
     }

@@ -88,16 +88,15 @@ fn is_left_out(key: &[u8]) -> bool {
         || file_of_key(key).is_some_and(|file| is_copy(file.ino))
 }
 
-/// The part of the volume that the anchor with this number has: first block and blocks.
-fn place_of(anchors: &Volume, slot: usize) -> Run {
-    let each = anchors.blocks() / 2;
-    (slot as u64 * each, ANCHOR_BLOCKS)
-}
-
 /// The stripes that the anchor with this number has.
 fn stripes_of(anchors: &Volume, slot: usize) -> std::ops::Range<u64> {
     let each = anchors.blocks() / 2 / anchors.stripe_blocks();
     slot as u64 * each..(slot as u64 + 1) * each
+}
+
+/// The first of the blocks that the anchor with this number has, and how many it fills.
+fn place_of(anchors: &Volume, slot: usize) -> Run {
+    (stripes_of(anchors, slot).start * anchors.stripe_blocks(), ANCHOR_BLOCKS)
 }
 
 /// Reads one of the anchors.
@@ -130,12 +129,12 @@ async fn void_anchor(anchors: &Volume, slot: usize) -> Result<(), ChunkError> {
 }
 
 /// The blocks of an anchor, which is encoded.
-fn padded(anchors: &Volume, bytes: &[u8]) -> Result<Buf, ChunkError> {
-    let (_, count) = place_of(anchors, 0);
-    if bytes.len() > to_usize(count) * BLOCK_BYTES {
+fn padded(bytes: &[u8]) -> Result<Buf, ChunkError> {
+    let len = to_usize(ANCHOR_BLOCKS) * BLOCK_BYTES;
+    if bytes.len() > len {
         return Err(ChunkError::Invalid("a copy of the map is in too many pieces".into()));
     }
-    let mut padded = BufMut::zeroed(to_usize(count) * BLOCK_BYTES);
+    let mut padded = BufMut::zeroed(len);
     padded.as_mut()[..bytes.len()].copy_from_slice(bytes);
     Ok(padded.freeze())
 }
@@ -242,7 +241,7 @@ impl Copies {
         let mut may_be_named = false;
         let made = async {
             let anchor = self.write_copy(serial, is_copied).await?;
-            let data = padded(&self.anchors, &anchor.encode())?;
+            let data = padded(&anchor.encode())?;
             void_anchor(&self.anchors, slot).await?;
             may_be_named = true;
             write_anchor(&self.anchors, slot, data).await?;

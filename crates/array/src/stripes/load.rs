@@ -184,21 +184,17 @@ impl Stripes {
         Ok(())
     }
 
-    /// Gives up all stripes of the pages of these stripes that are lost, for good. Returns the number of
-    /// pages. Fails for one that may be readable another time.
-    pub(crate) async fn give_up_pages_of(&self, stripes: Range<Stripe>) -> Result<u64, ArrayError> {
-        let mut given_up = 0;
+    /// Gives up all stripes of the pages of these stripes that are lost, for good. Fails for a page that may
+    /// be readable another time.
+    pub(crate) async fn give_up_pages_of(&self, stripes: Range<Stripe>) -> Result<(), ArrayError> {
         for page in self.pages_of(stripes) {
             match self.pin(page..page + 1).await {
                 Ok(_) => {}
-                Err(ArrayError::Damaged { .. }) if self.table().is_lost(page) => {
-                    self.give_up_lost(page);
-                    given_up += 1;
-                }
+                Err(ArrayError::Damaged { .. }) if self.table().is_lost(page) => self.give_up_lost(page),
                 Err(error) => return Err(error),
             }
         }
-        Ok(given_up)
+        Ok(())
     }
 
     async fn load(&self, pages: Range<u64>) -> Result<(), ArrayError> {

@@ -415,10 +415,11 @@ impl StripeTable {
                 break;
             };
             if let Some(is_lost) = self.absent.get(&page) {
-                self.count.add(page, std::iter::empty());
                 // Stripes that are lost already keep no drive. Others may lack anything.
-                let most = [self.strips, self.census().redundancy()];
-                self.count.set_worst(page, most.into_iter().filter(|_| !*is_lost));
+                self.count.add(page, std::iter::empty());
+                if !*is_lost {
+                    self.count.set_worst(page, [self.strips, self.census().redundancy()].into_iter());
+                }
             } else if self.lacks_page(page) {
                 let (written, all) = (self.index.page(page).written, self.stripes_in(page));
                 let is_clean = self.most_stale_of(page) == 0 && !self.may_have_moved(page);

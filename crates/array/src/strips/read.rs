@@ -131,23 +131,15 @@ impl Strips {
             return Err(Erased::Unreachable);
         }
         let try_read = async || self.read_unproved(stripe, position, columns, io).await?.prove();
-        match try_read().await {
-            Ok(part) => {
-                if self.is_whole_strip(columns) {
-                    self.found_whole(stripe, position);
-                }
-                Ok(part)
-            }
-            Err(Erased::Unreachable) => Err(Erased::Unreachable),
-            Err(_) => {
-                self.forget_trailer(stripe, position);
-                let read = try_read().await.inspect_err(|erased| self.report_bad(stripe, position, erased));
-                if read.is_ok() && self.is_whole_strip(columns) {
-                    self.found_whole(stripe, position);
-                }
-                read
-            }
+        let mut read = try_read().await;
+        if matches!(read, Err(Erased::Strip | Erased::Blocks { .. })) {
+            self.forget_trailer(stripe, position);
+            read = try_read().await.inspect_err(|erased| self.report_bad(stripe, position, erased));
         }
+        if read.is_ok() && self.is_whole_strip(columns) {
+            self.found_whole(stripe, position);
+        }
+        read
     }
 
     /// Columns of a strip read one by one. Those that cannot be read are zeros and bad. None if no column can

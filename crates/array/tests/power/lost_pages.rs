@@ -423,16 +423,22 @@ fn a_page_that_the_log_needs_is_given_up_for_good() {
     }
 }
 
+/// Page 2 was given up.
+fn with_page_two_given_up(spec: CreateSpec) -> (Site, Geometry) {
+    let (mut site, geo, _) = with_a_record_of_page_two(spec);
+    lose_page(&site.disks, &geo, 2);
+    site.lacking = Lacking::Accept;
+    life(&site, 9936, &[], async |machine| machine.array.close().await);
+    site.lacking = Lacking::Refuse;
+    (site, geo)
+}
+
 /// Each stripe of a page that was given up lacks all strips for good: a drive that was replaced later never
 /// counted, and the array could not do without any other one.
 #[test]
 fn a_page_that_was_given_up_keeps_no_member_from_counting() {
     for spec in [spec(3, 1), spread(3, 1, 9, 2)] {
-        let (mut site, geo, _) = with_a_record_of_page_two(spec);
-        lose_page(&site.disks, &geo, 2);
-        site.lacking = Lacking::Accept;
-        life(&site, 9936, &[], async |machine| machine.array.close().await);
-        site.lacking = Lacking::Refuse;
+        let (mut site, geo) = with_page_two_given_up(spec);
         site.replace(1);
         life(&site, 9937, &[1], async |machine| {
             machine.replace(&site.disks[1], 1, 77).await?;
@@ -463,11 +469,7 @@ fn a_page_that_was_given_up_keeps_no_member_from_counting() {
 #[test]
 fn stripes_of_a_page_that_was_given_up_are_listed_after_a_start() {
     for spec in [spec(3, 1), spread(3, 1, 9, 2)] {
-        let (mut site, geo, _) = with_a_record_of_page_two(spec);
-        lose_page(&site.disks, &geo, 2);
-        site.lacking = Lacking::Accept;
-        life(&site, 9939, &[], async |machine| machine.array.close().await);
-        site.lacking = Lacking::Refuse;
+        let (site, geo) = with_page_two_given_up(spec);
         life(&site, 9940, &[], async |machine| {
             machine.env.sleep(Duration::from_secs(5)).await;
             assert_eq!(machine.array.unreadable_stripes().len() as u64, geo.stripes_per_page() - 1);

@@ -55,6 +55,36 @@ pub fn two_replaced(rots: impl AsyncFn(&Machine)) -> (Site, Vec<usize>) {
     (site, on)
 }
 
+/// A spread array on whose first stripe strip 1 lies in a spare place, the members that had its strips, and a
+/// blank drive for that one. `rots` before the array is closed.
+pub fn one_in_a_spare_place<T>(rots: impl AsyncFnOnce(&Machine) -> T) -> (Site, Vec<usize>, T) {
+    let mut site = Site::new(spread(4, 2, 9, 2));
+    let (on, rotten) = life(&site, 1, &[], async |machine| {
+        fill(machine, 40).await?;
+        let on = members_of(machine, 0).await;
+        machine.array.fail_member(MemberNo::new(on[1]), "a test").await?;
+        assert_eq!(machine.array.wait_rebuilt().await, 0);
+        let rotten = rots(machine).await;
+        machine.array.close().await?;
+        Ok((on, rotten))
+    })
+    .unwrap();
+    site.replace(on[1]);
+    (site, on, rotten)
+}
+
+/// One block of three strips rots, which nobody can make then.
+pub async fn rot_three(machine: &Machine) {
+    for position in [0, 1, 2] {
+        rot(machine, 0, position, 3).await;
+    }
+}
+
+/// Strips in spare places.
+pub fn moved_strips(machine: &Machine) -> u64 {
+    machine.array.report().members.iter().map(|member| member.moved_strips).sum()
+}
+
 /// Puts the blank drives of [`two_replaced`] into their places.
 pub async fn replace_two(machine: &Machine, site: &Site, on: &[usize]) -> Result<(), ArrayError> {
     machine.replace(&site.disks[on[1]], on[1], 77).await?;
@@ -376,27 +406,13 @@ fn a_redo_does_not_undo_the_repair_of_a_lost_block() {
 /// A strip with a rotten block that nobody can make stayed in its spare place, and was tried each minute.
 #[test]
 fn a_strip_with_a_lost_block_comes_back_from_a_spare_place() {
-    let mut site = Site::new(spread(4, 2, 9, 2));
-    let on = life(&site, 1, &[], async |machine| {
-        fill(machine, 40).await?;
-        let on = members_of(machine, 0).await;
-        machine.array.fail_member(MemberNo::new(on[1]), "a test").await?;
-        assert_eq!(machine.array.wait_rebuilt().await, 0);
-        for position in [0, 1, 2] {
-            rot(machine, 0, position, 3).await;
-        }
-        machine.array.close().await?;
-        Ok(on)
-    })
-    .unwrap();
-    site.replace(on[1]);
+    let (site, on, ()) = one_in_a_spare_place(rot_three);
     life(&site, 2, &[on[1]], async |machine| {
         machine.replace(&site.disks[on[1]], on[1], 77).await?;
         machine.array.wait_rebuilt().await;
         machine.env.sleep(Duration::from_secs(600)).await;
         machine.array.wait_rebuilt().await;
-        let moved: u64 = machine.array.report().members.iter().map(|member| member.moved_strips).sum();
-        assert_eq!(moved, 0);
+        assert_eq!(moved_strips(machine), 0);
         for block in (0..32).filter(|block| block % 8 != 3) {
             assert_eq!(tags(&machine.volume, block, 1).await?, [1000 + block]);
         }

@@ -3,7 +3,10 @@
 
 use crate::bench::{NOISE, SLICE_AT, Site, block_of, spec, spread, tags, write};
 use crate::lost_blocks::{at, fill};
-use crate::marked_blocks::{filled, members_of, rebuild_two, replace_two, rot, trailer_at, two_replaced};
+use crate::marked_blocks::{
+    filled, members_of, moved_strips, one_in_a_spare_place, rebuild_two, replace_two, rot, rot_three,
+    trailer_at, two_replaced,
+};
 use crate::outdated::life;
 use penstock_array::place::MemberNo;
 use penstock_array::{ArrayError, ArrayState, Discard};
@@ -163,26 +166,16 @@ enum Spare {
 
 /// The drive of a strip in a spare place is replaced. Nobody can make one column of it meanwhile.
 fn brought_back(spare_is: Spare) {
-    let mut site = Site::new(spread(4, 2, 9, 2));
-    let (on, place) = life(&site, 1, &[], async |machine| {
-        fill(machine, 40).await?;
-        let on = members_of(machine, 0).await;
-        machine.array.fail_member(MemberNo::new(on[1]), "a test").await?;
-        assert_eq!(machine.array.wait_rebuilt().await, 0);
+    let (site, on, (spare, bytes)) = one_in_a_spare_place(async |machine| {
         rot(machine, 0, 0, 3).await;
         rot(machine, 0, 2, 3).await;
-        let place = at(machine, 0, 1, 3).await;
-        machine.array.close().await?;
-        Ok((on, place))
-    })
-    .unwrap();
-    let (spare, bytes) = place;
+        at(machine, 0, 1, 3).await
+    });
     assert_ne!(spare, on[1]);
     let right = site.disks[spare].peek(block_no(&bytes));
     if spare_is == Spare::IsWrong {
         site.disks[spare].corrupt(block_no(&bytes), &NOISE);
     }
-    site.replace(on[1]);
     life(&site, 2, &[on[1]], async |machine| {
         let drive = machine.drives[spare].as_ref().unwrap();
         match spare_is {
@@ -197,7 +190,7 @@ fn brought_back(spare_is: Spare) {
         machine.array.wait_rebuilt().await;
         machine.env.sleep(Duration::from_secs(if spare_is == Spare::IsWrong { 100 } else { 1000 })).await;
         if spare_is == Spare::IsBad {
-            let moved: u64 = machine.array.report().members.iter().map(|member| member.moved_strips).sum();
+            let moved = moved_strips(machine);
             machine.array.stop();
             assert_eq!(moved, 0, "as with a rotten block");
             return Ok(());
@@ -235,21 +228,13 @@ fn a_strip_of_a_drive_that_does_not_answer_is_not_left_behind() {
 /// nobody else has.
 #[test]
 fn a_block_that_is_bad_for_a_moment_is_not_left_behind_for_another_one() {
-    let mut site = Site::new(spread(4, 2, 9, 2));
-    let (on, spare, blocks) = life(&site, 1, &[], async |machine| {
-        fill(machine, 40).await?;
-        let on = members_of(machine, 0).await;
-        machine.array.fail_member(MemberNo::new(on[1]), "a test").await?;
-        assert_eq!(machine.array.wait_rebuilt().await, 0);
+    let (site, on, (spare, blocks)) = one_in_a_spare_place(async |machine| {
         rot(machine, 0, 0, 3).await;
         rot(machine, 0, 2, 3).await;
         let (spare, first) = at(machine, 0, 1, 3).await;
         let (_, second) = at(machine, 0, 1, 5).await;
-        machine.array.close().await?;
-        Ok((on, spare, [first, second]))
-    })
-    .unwrap();
-    site.replace(on[1]);
+        (spare, [first, second])
+    });
     life(&site, 2, &[on[1]], async |machine| {
         let drive = machine.drives[spare].as_ref().unwrap();
         drive.set_unreadable(blocks[0].clone());
@@ -263,7 +248,7 @@ fn a_block_that_is_bad_for_a_moment_is_not_left_behind_for_another_one() {
         machine.env.sleep(Duration::from_secs(70)).await;
         drive.set_readable();
         machine.env.sleep(Duration::from_secs(600)).await;
-        let moved: u64 = machine.array.report().members.iter().map(|member| member.moved_strips).sum();
+        let moved = moved_strips(machine);
         let found = tags(&machine.volume, 8 + 5, 1).await;
         machine.array.stop();
         assert_eq!(found.expect("it was bad for a moment"), [1013]);
@@ -519,20 +504,7 @@ fn a_read_across_a_block_in_the_log_does_not_need_the_one_below() {
 /// came back.
 #[test]
 fn a_strip_in_use_with_a_lost_block_comes_back_from_a_spare_place() {
-    let mut site = Site::new(spread(4, 2, 9, 2));
-    let on = life(&site, 1, &[], async |machine| {
-        fill(machine, 40).await?;
-        let on = members_of(machine, 0).await;
-        machine.array.fail_member(MemberNo::new(on[1]), "a test").await?;
-        assert_eq!(machine.array.wait_rebuilt().await, 0);
-        for position in [0, 1, 2] {
-            rot(machine, 0, position, 3).await;
-        }
-        machine.array.close().await?;
-        Ok(on)
-    })
-    .unwrap();
-    site.replace(on[1]);
+    let (site, on, ()) = one_in_a_spare_place(rot_three);
     life(&site, 2, &[on[1]], async |machine| {
         machine.replace(&site.disks[on[1]], on[1], 77).await?;
         for turn in 0..15 {
@@ -542,7 +514,7 @@ fn a_strip_in_use_with_a_lost_block_comes_back_from_a_spare_place() {
             machine.array.destage_and_checkpoint().await?;
         }
         machine.array.wait_rebuilt().await;
-        let moved: u64 = machine.array.report().members.iter().map(|member| member.moved_strips).sum();
+        let moved = moved_strips(machine);
         let found = tags(&machine.volume, 8 + 5, 1).await?;
         machine.array.stop();
         assert_eq!((moved, found), (0, vec![5014]));

@@ -461,7 +461,7 @@ async fn second_is_of_a_later_release(bench: &Bench, anchors: &Volume) -> (Rc<Ta
     bytes[12] = 2; // its format
     let crc = penstock_base::crc32c(&bytes[12..]);
     bytes[8..12].copy_from_slice(&crc.to_le_bytes());
-    write_anchor(anchors, 1, padded(anchors, &bytes).unwrap()).await.unwrap();
+    write_anchor(anchors, 1, padded(&bytes).unwrap()).await.unwrap();
     (target, copies)
 }
 

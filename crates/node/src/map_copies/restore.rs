@@ -169,11 +169,11 @@ fn all_of(volume: &Volume) -> Range<u64> {
     0..volume.blocks() / volume.stripe_blocks()
 }
 
-/// Fails if drives of the metadata array are missing, and something that is written there cannot be read:
-/// they may have it.
-async fn refuse_lacking(env: &Env, array: &Rc<Array>, volume: &Volume) -> Result<(), StartError> {
+/// Fails if drives of the metadata array are missing, and something that is written on it, all of which is
+/// this volume, cannot be read: they may have it.
+async fn refuse_lacking(env: &Env, volume: &Volume) -> Result<(), StartError> {
     let missing = || {
-        let members = array.report().members;
+        let members = volume.array().report().members;
         let missing = members.iter().filter(|member| member.state == "missing");
         missing.map(|member| member.drive.to_string()).collect::<Vec<_>>().join(", ")
     };
@@ -229,7 +229,7 @@ pub(crate) async fn restore_rows(
     let may_lack_drives = may_lack || is_forced;
     // Before rows are read: that may write, and what only missing drives have would be out of date.
     if !may_lack_drives {
-        refuse_lacking(env, arrays.meta, &old).await?;
+        refuse_lacking(env, &old).await?;
     }
     let why = match read_all_patiently(env, arrays, mode, home).await {
         // An earlier restore was interrupted: the repair is all that is left to do.
@@ -304,13 +304,13 @@ pub(crate) async fn restore_rows(
     }
     // Drives may have failed while rows were read.
     if !may_lack_drives {
-        refuse_lacking(env, arrays.meta, &old).await?;
+        refuse_lacking(env, &old).await?;
     }
     tracing::error!(why, "the key-value store is made anew");
     for written in given_up {
         written.give_up_lost_pages().await?;
     }
-    let left = old.discard(0, arrays.meta.geometry().stripes, Discard::InTable).await?;
+    let left = old.discard(0, all_of(&old).end, Discard::InTable).await?;
     if !left.is_empty() {
         return Err(StartError::Refused(format!(
             "{} stripes of the metadata array cannot be used: their pages of the stripe table were lost just now; try again with --accept-loss, which gives them up",

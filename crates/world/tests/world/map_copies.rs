@@ -43,8 +43,16 @@ fn meta_of(machine: &Machine) -> Rc<Array> {
     machine.node.arrays().iter().find(|array| array.role() == Role::Metadata).unwrap().clone()
 }
 
-/// The pages of an array's stripe table on all disks, which are its members in order: disk, block, contents.
-fn pages_of(site: &Site, array: &Array) -> Vec<(Rc<SimDisk>, u64, Vec<u8>)> {
+/// A page of a stripe table: disk, block, contents.
+type Page = (Rc<SimDisk>, u64, Vec<u8>);
+
+/// Writes other bytes over pages.
+fn spoil(pages: &[Page]) {
+    pages.iter().for_each(|(disk, at, _)| disk.corrupt(*at, &[0x5a; BLOCK_BYTES]));
+}
+
+/// The pages of an array's stripe table on all disks, which are its members in order.
+fn pages_of(site: &Site, array: &Array) -> Vec<Page> {
     let (geo, mut found) = (array.geometry(), Vec::new());
     for (number, member) in array.report().members.iter().enumerate() {
         let disk = site.disks.borrow()[&path(number)].clone();
@@ -114,6 +122,11 @@ async fn change_all(machine: &Machine, files: &BTreeMap<&str, FileId>) {
 /// A restore by an administrator who gives up whatever has to be.
 fn confirmed(newer: Newer) -> Option<Restore> {
     Some(Restore { newer, consent: Consent::ToAny, may_pass_over: true, may_lack: true, is_forced: false })
+}
+
+/// The same by one who gives up nothing that missing drives may have.
+fn careful() -> Option<Restore> {
+    confirmed(Newer::AreCollected).map(|how| Restore { may_lack: false, ..how })
 }
 
 /// Starts with a restore, repairs, and stops.
@@ -476,8 +489,7 @@ fn rows_that_missing_drives_have_are_not_given_up() {
     rotten.for_each(|block| disk.corrupt(block, &[0x5a; BLOCK_BYTES]));
     let world = World::new(961);
     let run = world.run(async {
-        let how = Restore { may_lack: false, ..confirmed(Newer::AreCollected).unwrap() };
-        site.restore.set(Some(how));
+        site.restore.set(careful());
         let refused = site.start(&world, &[1, 2]).await.err().expect("drives are missing").to_string();
         site.restore.set(None);
         assert!(refused.contains("missing drives may have names and maps that others lack"), "{refused}");
@@ -513,18 +525,13 @@ fn rows_that_failing_drives_have_are_not_given_up() {
     for nth in (0..60).step_by(3) {
         let (site, world) = (whole.duplicate(), World::new(963));
         for disk in 1..3 {
-            let fault = |op| {
-                (nth..nth + 8).map(move |nth| Planned {
-                    op,
-                    nth,
-                    fault: Fault::Fail,
-                    within: 1 << 20..21 << 20,
-                })
-            };
-            site.plans.borrow_mut().insert(path(disk), fault(Op::Write).collect());
+            let plans = (nth..nth + 8)
+                .map(|nth| Planned { op: Op::Write, nth, fault: Fault::Fail, within: 1 << 20..21 << 20 })
+                .collect();
+            site.plans.borrow_mut().insert(path(disk), plans);
         }
         let run = world.run(async {
-            site.restore.set(Some(Restore { may_lack: false, ..confirmed(Newer::AreCollected).unwrap() }));
+            site.restore.set(careful());
             let started = site.start(&world, &[]).await;
             site.restore.set(None);
             assert!(started.is_err(), "discarded with errors from write {nth} on");
@@ -551,11 +558,10 @@ fn a_lost_page_of_the_metadata_array_is_given_up_if_that_may_be() {
     first.destroy();
     let pages = run.unwrap();
     assert!(!pages.is_empty());
-    let noise = || pages.iter().for_each(|(disk, at, _)| disk.corrupt(*at, &[0x5a; BLOCK_BYTES]));
-    noise();
+    spoil(&pages);
     let world = World::new(965);
     let run = world.run(async {
-        site.restore.set(Some(Restore { may_lack: false, ..confirmed(Newer::AreCollected).unwrap() }));
+        site.restore.set(careful());
         let refused = site.start(&world, &[]).await.err().expect("a page is lost").to_string();
         assert!(refused.contains("nothing was changed") && refused.contains("--accept-loss"), "{refused}");
         site.restore.set(None);
@@ -565,7 +571,7 @@ fn a_lost_page_of_the_metadata_array_is_given_up_if_that_may_be() {
         assert!(walk(&machine).await.contains_key("/later"));
         let meta = meta_of(&machine);
         machine.stop().await;
-        pages_of(&site, &meta).iter().for_each(|(disk, at, _)| disk.corrupt(*at, &[0x5a; BLOCK_BYTES]));
+        spoil(&pages_of(&site, &meta));
         restore(&site, &world).await.unwrap_or_else(|error| panic!("{error}"));
         let machine = site.start(&world, &[]).await.unwrap_or_else(|error| panic!("{error}"));
         let found = walk(&machine).await;
@@ -590,7 +596,7 @@ fn an_interrupted_restore_goes_on_without_a_drive() {
     site.cut(&world);
     let world = World::new(968);
     let run = world.run(async {
-        site.restore.set(Some(Restore { may_lack: false, ..confirmed(Newer::AreCollected).unwrap() }));
+        site.restore.set(careful());
         let machine = site.start(&world, &[1]).await.unwrap_or_else(|error| panic!("{error}"));
         site.restore.set(None);
         machine.node.repair_fs().await.unwrap();

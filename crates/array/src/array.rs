@@ -31,7 +31,7 @@ use crate::stripes::Stripes;
 use crate::strips::Strips;
 use futures_util::future::{Either, select};
 use penstock_base::rank::scoped;
-use penstock_base::{ArrayId, DriveId, PoolId, Stripe};
+use penstock_base::{ArrayId, DriveId, PoolId, StackNo, Stripe};
 use penstock_drive::copies::Scrubbed;
 use penstock_drive::{Class, Io, Slice};
 use penstock_raid::Code;
@@ -214,6 +214,11 @@ impl Array {
     /// The pool that it belongs to.
     pub fn pool(&self) -> PoolId {
         self.members.descriptor().pool
+    }
+
+    /// The stack that the array belongs to.
+    pub fn stack(&self) -> StackNo {
+        self.members.descriptor().stack
     }
 
     /// The use of the array.

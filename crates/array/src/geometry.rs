@@ -13,7 +13,7 @@ use crate::layout::Layout;
 use crate::page_tree::{PageTree, pages_with_index};
 use crate::place::{Position, Positions, SegmentNo};
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, PoolId, SECTOR_BYTES};
+use penstock_base::{BLOCK_BYTES, PoolId, SECTOR_BYTES, StackNo};
 use penstock_drive::copies::{self, COPY_BYTES};
 use penstock_raid::Code;
 use std::ops::Range;
@@ -27,7 +27,9 @@ const MAX_SLICE_BYTES: u64 = 1 << 60;
 pub struct CreateSpec {
     /// The pool that it belongs to.
     pub pool: PoolId,
-    /// Name for people; `data` and `meta` today.
+    /// The stack that it belongs to.
+    pub stack: StackNo,
+    /// Name for people: `data` and `meta`, with the number of the stack behind them if there are several.
     pub name: String,
     /// The use of it.
     pub role: Role,
@@ -53,8 +55,20 @@ impl CreateSpec {
     pub fn new(name: &str, k: usize, m: usize) -> Result<Self, ArrayError> {
         let layout = Layout::one_group(k.saturating_add(m))?;
         let (strip_blocks, log_bytes, segment_bytes) = (64, 64 << 20, 2 << 20);
-        let (pool, role, name) = (PoolId::default(), Role::Data, name.to_owned());
-        Ok(Self { pool, name, role, k, m, layout, first_carrier: 0, strip_blocks, log_bytes, segment_bytes })
+        let name = name.to_owned();
+        Ok(Self {
+            pool: PoolId::default(),
+            stack: StackNo::FIRST,
+            name,
+            role: Role::Data,
+            k,
+            m,
+            layout,
+            first_carrier: 0,
+            strip_blocks,
+            log_bytes,
+            segment_bytes,
+        })
     }
 }
 
@@ -152,6 +166,7 @@ impl Geometry {
     pub fn of(descriptor: &Descriptor) -> Result<Self, ArrayError> {
         let spec = CreateSpec {
             pool: descriptor.pool,
+            stack: descriptor.stack,
             name: descriptor.name.clone(),
             role: descriptor.role,
             k: descriptor.k.into(),

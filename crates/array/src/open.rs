@@ -74,6 +74,7 @@ pub async fn create(env: &Env, spec: &CreateSpec, slices: &[Slice]) -> Result<De
     let descriptor = Descriptor {
         array,
         pool: spec.pool,
+        stack: spec.stack,
         name: spec.name.clone(),
         role: spec.role,
         k: to_u16(spec.k),

@@ -8,8 +8,12 @@ use crate::{Dec, DecodeError, Enc};
 /// not know it takes such a session for one that has ended.
 pub const GATEWAYS: u64 = 1;
 
+/// An incompatible feature of superblocks, labels and key-value stores: the store has several stacks. A
+/// release that does not know it would look for all data in one.
+pub const STACKS: u64 = 1;
+
 /// Features that this release understands, of all three classes.
-const KNOWN: Features = Features { compatible: GATEWAYS, read_only_compatible: 0, incompatible: 0 };
+const KNOWN: Features = Features { compatible: GATEWAYS, read_only_compatible: 0, incompatible: STACKS };
 
 /// Feature bits. A release that does not know a bit may use the structure only as the class of the bit
 /// permits.
@@ -26,6 +30,19 @@ pub struct Features {
 }
 
 impl Features {
+    /// The features of a structure that says that there are several stacks, or that there is one.
+    pub fn of_stacks(are_several: bool) -> Self {
+        Self { incompatible: if are_several { STACKS } else { 0 }, ..Self::default() }
+    }
+
+    /// Fails if a structure says that there are several stacks and does not have their feature.
+    pub fn check_stacks(&self, dec: &Dec<'_>, are_several: bool) -> Result<(), DecodeError> {
+        match are_several && self.incompatible & STACKS == 0 {
+            true => Err(dec.bad("several stacks without their feature")),
+            false => Ok(()),
+        }
+    }
+
     /// Appends the three sets.
     pub fn encode(&self, enc: &mut Enc) {
         enc.u64(self.compatible).u64(self.read_only_compatible).u64(self.incompatible);
@@ -63,6 +80,7 @@ mod tests {
             (Features { compatible: 4 | GATEWAYS, ..none }, false),
             (Features { read_only_compatible: 4, ..none }, true),
             (Features { incompatible: 1 << 63, ..none }, true),
+            (Features { incompatible: STACKS, ..none }, false),
         ] {
             let mut enc = Enc::new();
             features.encode(&mut enc);

@@ -96,6 +96,15 @@ newtype!(
     PoolId(Id128)
 );
 newtype!(
+    /// Number of a stack within a store: a data array, a metadata array with its key-value store, and a
+    /// target.
+    StackNo(u16)
+);
+newtype!(
+    /// Number of a storage target within a store, never given again.
+    TargetId(u32)
+);
+newtype!(
     /// Ownership revision of an array. An owner with a greater epoch fences all owners with smaller ones.
     Epoch(u64)
 );
@@ -121,6 +130,19 @@ newtype!(
     /// were made. Snapshots will raise it.
     Birth(u64)
 );
+
+impl StackNo {
+    /// The stack with the names of the file system; the only one of many stores.
+    pub const FIRST: Self = Self(0);
+
+    /// The target of the stack. A store is made with as many targets as stacks.
+    pub const fn target(self) -> TargetId {
+        TargetId(self.0 as u32)
+    }
+}
+
+/// Most stacks of a store.
+pub const MOST_STACKS: u16 = 64;
 
 impl Ino {
     /// Bits of the number within a family.

@@ -28,6 +28,7 @@ pub mod num;
 pub mod range_locks;
 pub mod rank;
 mod span;
+mod spread;
 pub mod status;
 pub mod text;
 
@@ -47,6 +48,7 @@ pub use locks::KeyedLocks;
 pub use map::{HashMap, HashSet};
 pub use newcomers::Newcomers;
 pub use span::{Piece, Span};
+pub use spread::{Share, Spread};
 pub use status::ErrorKind;
 
 /// Bytes of a block, the unit of checksums and of allocation.

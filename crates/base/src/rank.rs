@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | 10 | slot of a session: one request of it runs | `session` |
 //! | 12 | turn at an inode's next lease | `session` |
+//! | 15 | turn at a file on a target of another stack | `chunk` |
 //! | 20 | turn at the name space, for changes | `meta` |
 //! | 30 | gate of the rows, shared for changes, exclusive for checks and repairs | `gate` |
 //! | 40 to 49 | files, chunks, commits, discards | `chunk`, its table of ranks |

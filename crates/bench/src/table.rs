@@ -217,7 +217,7 @@ async fn open_target(env: &Env, array: &Rc<Array>) -> Result<(f64, f64), ArrayEr
     let start = Instant::now();
     let volume = Volume::whole(array);
     let rows = Rc::new(MadeKv::new(volume.blocks(), volume.stripe_blocks()));
-    let config = TargetConfig::for_volume(&volume, 1);
+    let config = TargetConfig::for_volume(&volume, penstock_base::TargetId(0), 1);
     let free_blocks = rows.empty_stripes() * volume.stripe_blocks();
     let opened = Target::open(env, volume, rows, Rc::<Gate>::default(), config).await;
     let target = opened.map_err(|error| invalid(&error.to_string()))?;

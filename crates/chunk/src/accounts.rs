@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     fn row(uid: u32, blocks: u64) -> Option<FileRow> {
-        Some(FileRow { truncations: 0, blocks, owner: Owner { uid, gid: 1, project: 0 } })
+        Some(FileRow { truncations: 0, blocks, owner: Owner { uid, gid: 1, project: 0 }, owner_number: 0 })
     }
 
     fn of(uid: u32) -> Key {

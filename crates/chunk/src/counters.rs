@@ -20,3 +20,18 @@ pub struct TargetCounts {
     /// Allocation groups that were read from the key-value store.
     pub group_reads: u64,
 }
+
+impl std::iter::Sum for TargetCounts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |sum, more| Self {
+            written_blocks: sum.written_blocks + more.written_blocks,
+            read_blocks: sum.read_blocks + more.read_blocks,
+            whole_chunks: sum.whole_chunks + more.whole_chunks,
+            rewritten_chunks: sum.rewritten_chunks + more.rewritten_chunks,
+            logged_chunks: sum.logged_chunks + more.logged_chunks,
+            commits: sum.commits + more.commits,
+            discarded_stripes: sum.discarded_stripes + more.discarded_stripes,
+            group_reads: sum.group_reads + more.group_reads,
+        })
+    }
+}

@@ -22,11 +22,26 @@ pub struct Known {
     pub owner: Owner,
 }
 
+/// The metadata target as it was when it named the owner of a file to a target of another stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AsOf {
+    /// The last number in its queue of work: changes of the owner up to there are in what it says.
+    pub queued: u64,
+    /// The truncate generation of the file.
+    pub truncations: u64,
+}
+
 /// Gives the state of a file as the sender of a change and the metadata target know it. It is asked when the
 /// change begins, which may be long after it was sent: the owner may have been changed meanwhile.
 pub trait Knows {
     /// The file as they know it now.
     fn known(&self) -> Known;
+
+    /// The metadata target as it is now, if it is of another stack. One of the target's own stack changes
+    /// what it says together with the rows here.
+    fn as_of(&self) -> AsOf {
+        AsOf::default()
+    }
 }
 
 impl Knows for Known {
@@ -40,6 +55,8 @@ impl Knows for Known {
 pub(crate) struct FileState {
     /// None for a file of which only holes were read.
     owner: Cell<Option<Owner>>,
+    /// The number of the change that made it the owner; 0 for a file of the target's own stack.
+    owner_number: Cell<u64>,
     /// The owner that the metadata target named last with a change.
     named: Cell<Option<Owner>>,
     truncations: Cell<u64>,
@@ -55,6 +72,7 @@ impl FileState {
     pub(crate) fn of_row(row: Option<FileRow>) -> Self {
         Self {
             owner: Cell::new(row.map(|row| row.owner)),
+            owner_number: Cell::new(row.map_or(0, |row| row.owner_number)),
             named: Cell::new(None),
             truncations: Cell::new(row.map_or(0, |row| row.truncations)),
             is_ended: Cell::new(false),
@@ -66,16 +84,39 @@ impl FileState {
     /// Begins a change that adds blocks. Rejects it like [`FileState::check`]; else the file has an owner
     /// from here on, as long as it stays in memory. A chunk with changes keeps it there.
     pub(crate) fn begin(&self, known: &dyn Knows) -> Result<(), ChunkError> {
-        let known = known.known();
+        let (known, as_of) = (known.known(), known.as_of());
+        // A truncation of which this target had nothing to do was not told to it.
+        self.truncate(as_of.truncations);
         self.check(known.truncations)?;
-        self.learn(known.owner);
+        self.learn(known.owner, as_of.queued);
         Ok(())
     }
 
-    /// Takes the owner that the metadata target names, if the target knows none.
-    pub(crate) fn learn(&self, owner: Owner) {
+    /// Takes the owner that the metadata target names as of a number in its queue, if the target knows none.
+    pub(crate) fn learn(&self, owner: Owner, queued: u64) {
         self.named.set(Some(owner));
-        self.owner.set(self.owner.get().or(Some(owner)));
+        if self.owner.get().is_none() {
+            self.owner.set(Some(owner));
+            self.owner_number.set(queued);
+        }
+    }
+
+    /// Changes the owner by the change of this number, and returns the one before with its number. None if
+    /// the present one is of that change or of a later one.
+    pub(crate) fn set_owner_as_of(&self, owner: Owner, number: u64) -> Option<(Option<Owner>, u64)> {
+        let is_newer = number > self.owner_number.get();
+        is_newer.then(|| (self.owner.replace(Some(owner)), self.owner_number.replace(number)))
+    }
+
+    /// The owner was not changed by a change with a number.
+    pub(crate) fn undo_owner_as_of(&self, (owner, number): (Option<Owner>, u64)) {
+        self.owner.set(owner);
+        self.owner_number.set(number);
+    }
+
+    /// The owner, if anybody has named it.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        self.owner.get()
     }
 
     /// Changes the owner. Returns the one before, if there was one.
@@ -159,7 +200,8 @@ impl FileState {
             return Ok(None);
         }
         let owner = self.owner.get().ok_or_else(|| ChunkError::Invalid("a file without an owner".into()))?;
-        Ok(Some(FileRow { truncations, blocks: blocks.min(MOST_BLOCKS), owner }))
+        let owner_number = self.owner_number.get();
+        Ok(Some(FileRow { truncations, blocks: blocks.min(MOST_BLOCKS), owner, owner_number }))
     }
 
     /// The row was committed.
@@ -185,9 +227,9 @@ mod tests {
         let file = FileState::default();
         assert_eq!(next(&file, 0, 0), None);
         assert!(file.next_row(3, 1).is_err(), "nobody has named its owner");
-        file.learn(OWNER);
-        file.learn(Owner::default());
-        let row = |truncations, blocks| Some(FileRow { truncations, blocks, owner: OWNER });
+        file.learn(OWNER, 0);
+        file.learn(Owner::default(), 9);
+        let row = |truncations, blocks| Some(FileRow { truncations, blocks, owner: OWNER, owner_number: 0 });
         assert_eq!(next(&file, 3, 1), row(0, 2));
         file.committed(row(0, 2));
         assert_eq!((next(&file, 0, 2), next(&file, 0, 9)), (None, None));
@@ -201,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_removed_takes_no_change_and_leaves_no_row() {
-        let row = FileRow { truncations: 3, blocks: 5, owner: OWNER };
+        let row = FileRow { truncations: 3, blocks: 5, owner: OWNER, owner_number: 0 };
         let file = FileState::of_row(Some(row));
         assert_eq!((file.held(), file.truncations()), (5, 3));
         assert!(file.check(2).is_err() && file.check(3).is_ok());
@@ -217,12 +259,25 @@ mod tests {
 
     #[test]
     fn held_blocks_are_counted_by_differences() {
-        let file = FileState::of_row(Some(FileRow { truncations: 0, blocks: 5, owner: OWNER }));
+        let file =
+            FileState::of_row(Some(FileRow { truncations: 0, blocks: 5, owner: OWNER, owner_number: 0 }));
         file.count(0, 3);
         file.count(2, 0);
         assert_eq!(file.held(), 6);
         file.count(9, 0);
         assert_eq!(file.held(), 0, "more than the row named");
+    }
+
+    #[test]
+    fn of_changes_of_the_owner_the_one_with_the_highest_number_counts() {
+        let of = |uid| Owner { uid, ..OWNER };
+        let file = FileState::default();
+        file.learn(of(1), 5);
+        assert_eq!(file.set_owner_as_of(of(2), 5), None, "what was named is as of that change");
+        let before = file.set_owner_as_of(of(3), 6).unwrap();
+        assert_eq!((next(&file, 1, 0).map(|row| (row.owner, row.owner_number))), Some((of(3), 6)));
+        file.undo_owner_as_of(before);
+        assert_eq!((next(&file, 1, 0).map(|row| (row.owner, row.owner_number))), Some((of(1), 5)));
     }
 
     /// Regression: a change of the owner that failed took the owner away from a first write beside it.
@@ -234,7 +289,7 @@ mod tests {
         file.undo_owner(before);
         assert!(file.next_row(1, 0).is_err());
         let before = file.set_owner(other);
-        file.learn(OWNER);
+        file.learn(OWNER, 0);
         assert_eq!(next(&file, 1, 0).map(|row| row.owner), Some(other));
         file.undo_owner(before);
         assert_eq!(next(&file, 1, 0).map(|row| row.owner), Some(OWNER));

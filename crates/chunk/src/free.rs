@@ -67,6 +67,16 @@ pub struct SpaceUsage {
     pub headroom_blocks: u64,
 }
 
+impl std::iter::Sum for SpaceUsage {
+    fn sum<I: Iterator<Item = Self>>(usages: I) -> Self {
+        usages.fold(Self::default(), |sum, more| Self {
+            total_blocks: sum.total_blocks + more.total_blocks,
+            free_blocks: sum.free_blocks + more.free_blocks,
+            headroom_blocks: sum.headroom_blocks + more.headroom_blocks,
+        })
+    }
+}
+
 /// A change of the committed bitmap. The groups that it concerns stay in memory until it is ended or undone.
 #[must_use]
 pub(crate) struct SpaceCommit {

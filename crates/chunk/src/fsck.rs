@@ -16,7 +16,7 @@ use crate::allocator::Allocator;
 use crate::cache::ChunkCache;
 use crate::commit::Commits;
 use penstock_array::Volume;
-use penstock_kv::Kv;
+use penstock_kv::{Kv, WriteSet};
 use survey::Survey;
 
 /// Access to a target for checks and repairs.
@@ -37,6 +37,19 @@ impl Fsck<'_> {
         // A block that waits to be free would be freed although it has an owner by then.
         self.commits.finish_syncs().await?;
         Survey::read(self.volume, self.kv, self.chunk_blocks).await
+    }
+
+    /// Changes rows of maps. Rows of files and accounts do not follow: [`Fsck::count_files`] makes them
+    /// right.
+    pub async fn change_rows(&self, mut writes: WriteSet) -> Result<(), ChunkError> {
+        writes.reclaims();
+        Ok(self.kv.commit(writes).await?)
+    }
+
+    /// Makes repairs of this target durable: its blocks, and then its rows.
+    pub async fn make_durable(&self) -> Result<(), ChunkError> {
+        self.volume.flush().await?;
+        Ok(self.kv.flush().await?)
     }
 
     /// Checks all rows. The caller has made everything durable.

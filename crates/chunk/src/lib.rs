@@ -40,6 +40,7 @@ mod free;
 mod fsck;
 mod idle;
 mod map;
+mod part;
 mod preallocate;
 mod ranks;
 pub mod rows;
@@ -49,17 +50,20 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod truncate;
+mod work;
 mod writeback;
 
 pub use cache::WantedRow;
 pub use counters::TargetCounts;
-pub use files::{Known, Knows, REMOVED};
+pub use files::{AsOf, Known, Knows, REMOVED};
 pub use free::SpaceUsage;
 pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck};
+pub use part::Part;
 pub use rows::{ChunkKey, Extent, FileRow, MapRow, Owner, all_maps, chunks_of_a_file, map_range};
 pub use service::{FileUse, FileUses, Service};
 pub use target::{Target, TargetConfig};
 pub use truncate::Behind;
+pub use work::{Cut, Hold, TargetWork};
 
 use penstock_array::ArrayError;
 use penstock_base::ErrorKind;

@@ -10,6 +10,7 @@
 use crate::ChunkError;
 use crate::cache::Chunk;
 use crate::files::Knows;
+use crate::part::Part;
 use crate::rows::{ChunkKey, Extent};
 use crate::target::Target;
 use penstock_base::num::to_u32;
@@ -21,38 +22,38 @@ use std::ops::Range;
 const STEP_CHUNKS: u64 = 4096;
 
 impl Target {
-    /// Preallocates all of `blocks` of a file that have no space yet. With `zero`, the other blocks read as
-    /// zeros afterwards as well. Does nothing if free space does not suffice.
+    /// Preallocates all blocks of a part of a file that have no space yet. With `zero`, the other blocks of
+    /// it read as zeros afterwards as well. Does nothing if free space does not suffice.
     pub async fn preallocate(
         &self,
         file: FileId,
-        blocks: Range<u64>,
+        part: impl Into<Part>,
         zero: bool,
         known: impl Knows,
     ) -> Result<(), ChunkError> {
-        if self.suffices(file, &blocks).await.is_err() {
+        let part = part.into();
+        if self.suffices(file, &part).await.is_err() {
             self.commits.make_space().await?;
-            self.suffices(file, &blocks).await?;
+            self.suffices(file, &part).await?;
         }
-        let per_chunk = u64::from(self.config.chunk_blocks);
-        let last = blocks.end.div_ceil(per_chunk);
-        for index in blocks.start / per_chunk..last {
+        for (done, index) in (1..).zip(part.chunks(self.config.chunk_blocks)) {
             let key = ChunkKey { file, index };
-            self.preallocate_in(key, self.within(key, &blocks), zero, &known).await?;
-            if index % STEP_CHUNKS == STEP_CHUNKS - 1 {
+            self.preallocate_in(key, self.within(key, &part.blocks), zero, &known).await?;
+            if done % STEP_CHUNKS == 0 {
                 self.commit(file, true).await?;
             }
         }
         Ok(())
     }
 
-    /// Frees the space of `blocks` of a file, which read as zeros afterwards. The request was sent under the
+    /// Frees the space of a part of a file, which reads as zeros afterwards. The request was sent under the
     /// truncate generation `sent`.
-    pub async fn punch(&self, file: FileId, blocks: Range<u64>, sent: u64) -> Result<(), ChunkError> {
-        let mut next = self.chunk_in(ChunkKey { file, index: 0 }, &blocks).await?;
+    pub async fn punch(&self, file: FileId, part: impl Into<Part>, sent: u64) -> Result<(), ChunkError> {
+        let of_file = part.into();
+        let mut next = self.chunk_in(ChunkKey { file, index: 0 }, &of_file).await?;
         let mut punched = 0;
         while let Some(key) = next {
-            let part = self.within(key, &blocks);
+            let part = self.within(key, &of_file.blocks);
             let lock = self.cache.exclusive(key).await;
             let chunk = self.cache.get(key).await?;
             chunk.borrow().file().check(sent)?;
@@ -65,7 +66,7 @@ impl Target {
             if punched % STEP_CHUNKS == 0 {
                 self.commit(file, true).await?;
             }
-            next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, &blocks).await?;
+            next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, &of_file).await?;
         }
         Ok(())
     }
@@ -80,25 +81,33 @@ impl Target {
         within
     }
 
-    /// Returns the first chunk, from `from` on, that has blocks in the range and has a row or is in memory.
-    async fn chunk_in(&self, from: ChunkKey, blocks: &Range<u64>) -> Result<Option<ChunkKey>, ChunkError> {
+    /// Returns the first chunk, from `from` on, that has blocks in the part and has a row or is in memory.
+    async fn chunk_in(&self, from: ChunkKey, part: &Part) -> Result<Option<ChunkKey>, ChunkError> {
+        let Part { blocks, share } = part;
         let per_chunk = u64::from(self.config.chunk_blocks);
-        let from = ChunkKey { index: from.index.max(blocks.start / per_chunk), ..from };
-        Ok(self.cache.next_key(from).await?.filter(|key| key.index < blocks.end.div_ceil(per_chunk)))
+        let mut index = from.index.max(blocks.start / per_chunk);
+        loop {
+            index = share.next(index);
+            let found = self.cache.next_key(ChunkKey { index, ..from }).await?;
+            match found.filter(|key| key.index < blocks.end.div_ceil(per_chunk)) {
+                Some(key) if !share.has(key.index) => index = key.index,
+                found => return Ok(found),
+            }
+        }
     }
 
-    /// Fails with [`ChunkError::NoSpace`] if free space does not suffice for the blocks of a range that have
+    /// Fails with [`ChunkError::NoSpace`] if free space does not suffice for the blocks of a part that have
     /// none.
-    async fn suffices(&self, file: FileId, blocks: &Range<u64>) -> Result<(), ChunkError> {
-        let mut wanted = blocks.end - blocks.start;
-        let mut next = self.chunk_in(ChunkKey { file, index: 0 }, blocks).await?;
+    async fn suffices(&self, file: FileId, part: &Part) -> Result<(), ChunkError> {
+        let mut wanted = part.len(self.config.chunk_blocks);
+        let mut next = self.chunk_in(ChunkKey { file, index: 0 }, part).await?;
         while let Some(key) = next {
             let _lock = self.cache.shared(key).await;
             let chunk = self.cache.get(key).await?;
-            let within = self.within(key, blocks);
+            let within = self.within(key, &part.blocks);
             let lacking: u32 = chunk.borrow().without_space(within.clone()).iter().map(range_len).sum();
             wanted -= u64::from(range_len(&within) - lacking);
-            next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, blocks).await?;
+            next = self.chunk_in(ChunkKey { index: key.index + 1, ..key }, part).await?;
         }
         // Only a test: each chunk makes its own reservation later.
         self.allocator.reserve(wanted)?;

@@ -1,8 +1,9 @@
-//! The order in which locks of a target are acquired: after the gate, before those of an array. Debug builds
-//! assert it ([`penstock_base::rank`]).
+//! The order in which locks of a target are acquired: the first one before the turn at the name space, the
+//! others after the gate and before those of an array. Debug builds assert it ([`penstock_base::rank`]).
 //!
 //! | rank | lock | taken by |
 //! |---|---|---|
+//! | turn | a file, shared by requests; several targets ascend | requests, work of another stack |
 //! | file | one change of a file's rows at a time | commits, truncations |
 //! | chunk | shared or exclusive, several of one file in ascending order | everything that touches a chunk |
 //! | commit | one transaction of rows and bits at a time | commits, truncations |
@@ -12,6 +13,7 @@
 
 use penstock_base::rank::Rank;
 
+pub(crate) const TURN: Rank = Rank::new(15, "turn at a file");
 pub(crate) const FILE: Rank = Rank::new(40, "file");
 pub(crate) const CHUNK: Rank = Rank::new(42, "chunk");
 pub(crate) const COMMIT: Rank = Rank::new(44, "commit");

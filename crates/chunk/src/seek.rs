@@ -5,20 +5,20 @@
 //! chunks and not on the length of the file.
 
 use crate::ChunkError;
+use crate::part::Part;
 use crate::rows::ChunkKey;
 use crate::target::Target;
 use penstock_base::FileId;
 use penstock_base::num::to_u32;
-use std::ops::Range;
 
 impl Target {
-    /// Returns the first block of a file within `blocks` that is data, or with `hole` the first that is a
-    /// hole. Returns the end of `blocks` if there is none.
-    pub async fn seek(&self, file: FileId, blocks: Range<u64>, hole: bool) -> Result<u64, ChunkError> {
+    /// Returns the first block of a part of a file that is data, or with `hole` the first that is a hole.
+    /// Returns the end of its blocks if there is none.
+    pub async fn seek(&self, file: FileId, part: impl Into<Part>, hole: bool) -> Result<u64, ChunkError> {
+        let Part { blocks, share } = part.into();
         let per_chunk = u64::from(self.config.chunk_blocks);
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let index = at / per_chunk;
+        let mut index = share.next(blocks.start / per_chunk);
+        loop {
             let here = ChunkKey { file, index };
             let next = if hole { Some(here) } else { self.cache.next_key(here).await? };
             let Some(key) = next else { return Ok(blocks.end) };
@@ -26,17 +26,19 @@ impl Target {
             else {
                 return Ok(blocks.end);
             };
-            at = at.max(first);
+            if !share.has(key.index) {
+                index = share.next(key.index);
+                continue;
+            }
             let _lock = self.cache.shared(key).await;
             let chunk = self.cache.get(key).await?;
             let chunk = chunk.borrow();
-            let mut within = to_u32(at - first)..self.config.chunk_blocks;
+            let mut within = to_u32(blocks.start.max(first) - first)..self.config.chunk_blocks;
             if let Some(found) = within.find(|block| chunk.is_data(*block) != hole) {
                 return Ok(blocks.end.min(first + u64::from(found)));
             }
-            at = first + per_chunk;
+            index = share.next(key.index + 1);
         }
-        Ok(blocks.end)
     }
 }
 

@@ -22,6 +22,7 @@ use penstock_base::num::{to_u32, to_usize};
 use penstock_base::rank::scoped;
 use penstock_base::{
     BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileId, Gate, IoContext, MAX_FILE_BYTES, Quiet,
+    TargetId,
 };
 use penstock_drive::{Class, Io};
 use penstock_kv::{Kv, WriteSet, for_each};
@@ -35,6 +36,8 @@ const IO: Io = Io::new(Class::Client, "chunk.read");
 /// Settings of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetConfig {
+    /// The number of the target.
+    pub id: TargetId,
     /// Blocks in a chunk: a multiple of the stripe size.
     pub chunk_blocks: u32,
     /// Changes with every start. A client that sees another value marks its uncommitted writes as lost.
@@ -43,10 +46,10 @@ pub struct TargetConfig {
 
 impl TargetConfig {
     /// Chunks of 1 MiB, rounded down to full stripes; at least one stripe.
-    pub fn for_volume(volume: &Volume, generation: u64) -> Self {
+    pub fn for_volume(volume: &Volume, id: TargetId, generation: u64) -> Self {
         let stripe = volume.stripe_blocks();
         let chunk_blocks = (256 / stripe).max(1) * stripe;
-        Self { chunk_blocks: to_u32(chunk_blocks), generation }
+        Self { id, chunk_blocks: to_u32(chunk_blocks), generation }
     }
 }
 

@@ -13,7 +13,7 @@ use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{
     BLOCK_BYTES, Birth, Branch, Buf, Class, DriveId, Env, FileId, Gate, Id128, Ino, IoContext, Quiet, Stripe,
-    crc32c_blocks,
+    TargetId, crc32c_blocks,
 };
 use penstock_drive::superblock::{self, Superblock};
 use penstock_drive::{DriveHandle, FaultyDrive, Slice};
@@ -174,7 +174,7 @@ impl Bench {
 
     /// Opens the target on what the store has.
     pub(crate) async fn target(&self) -> Rc<Target> {
-        let config = TargetConfig { chunk_blocks: CHUNK, generation: GENERATION };
+        let config = TargetConfig { id: TargetId(0), chunk_blocks: CHUNK, generation: GENERATION };
         let kv: Rc<dyn Kv> = self.kv.clone();
         Target::open(&self.env, self.volume.clone(), kv, self.gate.clone(), config).await.unwrap()
     }
@@ -189,7 +189,7 @@ impl Bench {
             *blocks.entry(chunk.file).or_default() += row.extents.iter().map(valid).sum::<u64>();
         }
         for (file, blocks) in blocks.iter().filter(|(_, blocks)| **blocks > 0) {
-            let row = FileRow { truncations: 0, blocks: *blocks, owner: OWNER };
+            let row = FileRow { truncations: 0, blocks: *blocks, owner: OWNER, owner_number: 0 };
             self.put_row(FileRow::key(*file, Birth::FIRST), row.encode()).await;
         }
         let all = blocks.values().sum::<u64>();

@@ -23,6 +23,21 @@ pub enum Behind {
     Preallocated,
 }
 
+/// The chunks that a truncation changes.
+pub(crate) enum Chunks {
+    /// All from its first block to this one, at the end of a chunk or `u64::MAX`.
+    Until(u64),
+    /// These, none of which ends before its first block.
+    These(BTreeSet<ChunkKey>),
+}
+
+/// The blocks and chunks that a truncation changes.
+pub(crate) struct Doomed {
+    /// The first block, counted from the start of the file.
+    pub(crate) from: u64,
+    pub(crate) chunks: Chunks,
+}
+
 impl Behind {
     /// The treatment for a file of `before` bytes that gets `size`. Only a smaller size frees blocks;
     /// otherwise the blocks preallocated behind the end are kept.
@@ -42,6 +57,19 @@ impl Target {
         blocks: Range<u64>,
         behind: Behind,
         known: Known,
+        writes: WriteSet,
+    ) -> Result<(), ChunkError> {
+        let doomed = Doomed { from: blocks.start, chunks: Chunks::Until(blocks.end) };
+        self.truncate_doomed(file, doomed, behind, known, writes).await
+    }
+
+    /// The same with the chunks that are doomed.
+    pub(crate) async fn truncate_doomed(
+        &self,
+        file: FileId,
+        doomed: Doomed,
+        behind: Behind,
+        known: Known,
         mut writes: WriteSet,
     ) -> Result<(), ChunkError> {
         let _changing = self.gate.change().await;
@@ -53,8 +81,8 @@ impl Target {
         assert!(state.truncations() >= known.truncations, "later writes of earlier ones are rejected");
         writes.changes_what_is_there();
         // The last step of a removal has the deletion of the inode in `writes`.
-        state.set_ended(known.truncations == REMOVED && blocks.start == 0);
-        let result = self.truncate_listed(file, &state, blocks, behind, writes).await;
+        state.set_ended(known.truncations == REMOVED && doomed.from == 0);
+        let result = self.truncate_listed(file, &state, doomed, behind, writes).await;
         if result.is_err() {
             // Writes with its old truncate generation are accepted again.
             state.set_ended(false);
@@ -69,24 +97,24 @@ impl Target {
         &self,
         file: FileId,
         state: &FileState,
-        blocks: Range<u64>,
+        Doomed { from: first_block, chunks: doomed }: Doomed,
         behind: Behind,
         writes: WriteSet,
     ) -> Result<(), ChunkError> {
         let per_chunk = u64::from(self.config.chunk_blocks);
-        let first_block = blocks.start;
-        assert!(
-            blocks.end == u64::MAX || blocks.end.is_multiple_of(per_chunk),
-            "{blocks:?} end with a chunk"
-        );
         let mut locks = Vec::new();
         let mut chunks = Vec::new();
-        // Without an end, also chunks that no file has, which only a damaged row names.
-        let end = if blocks.end == u64::MAX { u64::MAX } else { blocks.end / per_chunk };
-        let indices = first_block / per_chunk..end;
-        // The end of a longer truncation may have nothing left to clear, and only changes rows.
-        let keys =
-            if blocks.is_empty() { BTreeSet::new() } else { self.cache.keys_within(file, indices).await? };
+        let keys = match doomed {
+            Chunks::These(keys) => keys,
+            // The end of a longer truncation may have nothing left to clear, and only changes rows.
+            Chunks::Until(end) if end <= first_block => BTreeSet::new(),
+            Chunks::Until(end) => {
+                assert!(end == u64::MAX || end.is_multiple_of(per_chunk), "block {end} begins a chunk");
+                // Without an end, also chunks that no file has, which only a damaged row names.
+                let end = if end == u64::MAX { u64::MAX } else { end / per_chunk };
+                self.cache.keys_within(file, first_block / per_chunk..end).await?
+            }
+        };
         for key in keys {
             locks.push(self.cache.exclusive(key).await);
             chunks.push((key, self.cache.get(key).await?));

@@ -96,7 +96,7 @@ async fn run(env: &Env, folder: &Folder, server: Server, options: &Up) -> Result
     node.schedule_scrubs((!scrub_period.is_zero()).then_some(scrub_period), keeper);
     node.keep_pool_settings(KeptFile::new(&folder.path, POOLS_FILE));
     if options.map_copy_hours > 0 {
-        node.map_copies().schedule(Duration::from_secs(u64::from(options.map_copy_hours) * 3600));
+        node.schedule_map_copies(Duration::from_secs(u64::from(options.map_copy_hours) * 3600));
     }
     node.set_lease(Duration::from_secs(options.lease.into()));
     let client =

@@ -54,7 +54,7 @@ impl Wanted {
                 (least, most - least)
             }
         };
-        let spec = StoreSpec::with_strips(&plan, drive_bytes, options.strip)?;
+        let spec = StoreSpec::with_stacks(&plan, drive_bytes, options.strip, 1)?;
         assert_eq!(spec.drives(), plan.drives(), "{plan:?}");
         Ok(Self { plan, spec, given, unused_bytes })
     }

@@ -5,8 +5,8 @@ use crate::session::{Errand, Session};
 use futures_util::future::join_all;
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, BufMut, ErrorKind, FileId, MAX_FILE_BYTES, Piece, Span};
-use penstock_wire::data::{ChunkRef, encode_read};
-use penstock_wire::{Failure, Kind};
+use penstock_wire::Failure;
+use penstock_wire::data::ChunkRef;
 
 pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
 const EFBIG: u16 = 27;
@@ -43,8 +43,8 @@ impl Blocks<'_> {
         let read = async |Piece { unit: chunk, blocks }: Piece| {
             let (block, count) = (blocks.start, blocks.end - blocks.start);
             let request = ChunkRef { ino: self.file.ino, chunk, block, count, truncations };
-            let (crcs, payload) =
-                self.session.data(Kind::Read, self.file.branch, encode_read(&request), Vec::new()).await?;
+            let (target, branch) = (state.spread().target_of(chunk), self.file.branch);
+            let (crcs, payload) = self.session.read_at(target, branch, &request).await?;
             let found = payload.iter().map(Buf::len).sum::<usize>();
             match found == count as usize * BLOCK_BYTES && crcs.len() == count as usize {
                 true => Ok(payload),

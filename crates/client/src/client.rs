@@ -13,7 +13,7 @@ use crate::sync::Begun;
 use crate::writer::Staged;
 use crate::{sync, watch};
 use penstock_base::buf::gather;
-use penstock_base::{Branch, Buf, Env, ErrorKind, FileId, Ino};
+use penstock_base::{Branch, Buf, Env, ErrorKind, FileId, Ino, TargetId};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::{Attr, AttrReply, EmptyReply, InodeRequest, SetAttrRequest, Time};
 use penstock_wire::{Failure, Kind, Transport};
@@ -377,6 +377,11 @@ impl Client {
     /// True if a file has unsynced writes.
     pub fn is_unsynced(&self, file: FileId) -> bool {
         self.session.files().with(file, |state| state.has_unsynced_writes()) == Some(true)
+    }
+
+    /// The targets that a sync of a file asks to commit it.
+    pub fn targets_to_commit(&self, file: FileId) -> Vec<TargetId> {
+        self.session.targets().owed(file).into_iter().map(|owed| owed.target).collect()
     }
 
     /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every

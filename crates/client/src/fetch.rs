@@ -15,7 +15,8 @@ impl Session {
             return Ok(state);
         }
         let reply = self.ask_attributes(file, false).await?;
-        let fetched = FileState::of(&reply.attr.unwrap_or_default());
+        let attr = reply.attr.unwrap_or_default();
+        let fetched = FileState::of(&attr, self.targets().spread_of(&attr));
         self.files().with(file, |known| {
             if known.is_stale() {
                 if known.has_unsynced_writes()
@@ -81,7 +82,7 @@ impl Session {
         let file = attr.file();
         let is_covered = self.leases().covers(file);
         let make = || {
-            let mut state = FileState::of(attr);
+            let mut state = FileState::of(attr, self.targets().spread_of(attr));
             if !is_covered {
                 state.make_stale();
             }

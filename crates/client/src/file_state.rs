@@ -4,7 +4,7 @@
 //! closed after a close has reported it.
 
 use crate::sent::Change;
-use penstock_base::{FileId, HashMap};
+use penstock_base::{FileId, HashMap, Spread};
 use penstock_wire::metadata::{Attr, Time, set_id_bits};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -36,6 +36,7 @@ pub(crate) struct FileState {
     sent_size: u64,
     truncations: u64,
     chunk_blocks: u32,
+    spread: Spread,
     mtime: Option<Time>,
     writes: u64,
     opens: u64,
@@ -53,8 +54,8 @@ pub(crate) struct FileState {
 }
 
 impl FileState {
-    /// The state of a file with attributes from the service; nothing is unsynced.
-    pub(crate) fn of(attr: &Attr) -> Self {
+    /// The state of a file with attributes from the service, on these targets; nothing is unsynced.
+    pub(crate) fn of(attr: &Attr, spread: Spread) -> Self {
         Self {
             size: attr.size,
             sent_size: attr.size,
@@ -62,6 +63,7 @@ impl FileState {
             // If the service sends no chunk size, requests that it refuses are better than a division by
             // zero.
             chunk_blocks: attr.chunk_blocks.max(1),
+            spread,
             mtime: None,
             writes: 0,
             opens: 0,
@@ -95,6 +97,11 @@ impl FileState {
     /// Number of blocks in a chunk of the file.
     pub(crate) fn chunk_blocks(&self) -> u32 {
         self.chunk_blocks
+    }
+
+    /// The targets with its chunks.
+    pub(crate) fn spread(&self) -> Spread {
+        self.spread
     }
 
     /// Modification time of unsynced writes; `None` if there are none.

@@ -53,6 +53,7 @@ mod session;
 mod slots;
 mod space;
 mod sync;
+mod targets;
 mod tickets;
 mod watch;
 mod writer;

@@ -1,11 +1,11 @@
 //! Reads of a file.
 
 use crate::blocks::{BLOCK, Blocks};
+use crate::session::Search;
 use crate::session::Session;
 use penstock_base::locks::Shared;
 use penstock_base::{Buf, ErrorKind, FileId};
 use penstock_wire::Failure;
-use penstock_wire::data::{SeekRef, decode_found, encode_seek};
 
 const ENXIO: u16 = 6;
 
@@ -42,7 +42,8 @@ impl<'a> Reader<'a> {
     /// end of the file counts as a hole. Fails with ENXIO if there is none.
     pub async fn seek(&self, offset: u64, hole: bool) -> Result<u64, Failure> {
         let Blocks { session, file } = self.blocks;
-        let size = session.state(file).await?.borrow().size();
+        let state = session.state(file).await?.borrow().clone();
+        let size = state.size();
         let nothing = |what: &str| Failure {
             kind: ErrorKind::Invalid,
             errno: ENXIO,
@@ -51,10 +52,9 @@ impl<'a> Reader<'a> {
         if offset >= size {
             return Err(nothing("nothing"));
         }
-        let seek = SeekRef { ino: file.ino, hole, from: offset / BLOCK, until: size.div_ceil(BLOCK) };
-        let found = decode_found(&session.search(file.branch, encode_seek(&seek)).await?)?
-            .saturating_mul(BLOCK)
-            .clamp(offset, size);
+        let (from, until, per_chunk) = (offset / BLOCK, size.div_ceil(BLOCK), state.chunk_blocks());
+        let found = session.search(file, state.spread(), Search { hole, from, until, per_chunk }).await?;
+        let found = found.saturating_mul(BLOCK).clamp(offset, size);
         assert!((offset..=size).contains(&found), "an offset is found inside the file");
         if !hole && found == size { Err(nothing("no data")) } else { Ok(found) }
     }

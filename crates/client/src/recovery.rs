@@ -17,7 +17,6 @@ use crate::kept::{KeptChange, KeptWrite};
 use crate::session::{Errand, PAUSE, Session};
 use penstock_base::num::to_u32;
 use penstock_base::{Branch, ErrorKind, FileId};
-use penstock_wire::data::SpaceRef;
 use penstock_wire::metadata::{
     AttrReply, Change, GetAttrRequest, OpenCount, PingReply, PingRequest, RepeatRequest,
 };
@@ -240,9 +239,8 @@ impl<'a> Round<'a> {
         for write in writes {
             match write {
                 KeptWrite::Space(change, blocks) => {
-                    let (from, until, truncations) = (blocks.start, blocks.end, fetched.truncations());
-                    let space = SpaceRef { ino: file.ino, change: *change, from, until, truncations };
-                    session.send_space(Errand::Recovery, file.branch, &space).await?;
+                    let (to, blocks) = ((file, &fetched), blocks.clone());
+                    session.send_space(Errand::Recovery, to, *change, blocks).await?;
                 }
                 KeptWrite::Blocks(first, data) => {
                     session.send_blocks(Errand::Recovery, (file, &fetched), *first, data).await?;
@@ -256,7 +254,8 @@ impl<'a> Round<'a> {
         let request = GetAttrRequest { ino: file.ino.0, ..GetAttrRequest::default() };
         let errand = Errand::Recovery;
         let reply: AttrReply = self.session.ask_for(errand, Kind::GetAttr, file.branch, &request).await?;
-        Ok(FileState::of(&reply.attr.unwrap_or_default()))
+        let attr = reply.attr.unwrap_or_default();
+        Ok(FileState::of(&attr, self.session.targets().spread_of(&attr)))
     }
 
     /// Fetches what the service knows of a file with unsynced writes.

@@ -19,21 +19,27 @@ use crate::recovering::Recovery;
 use crate::restarts::Restarts;
 use crate::sent::{self, Covered, SentChanges};
 use crate::slots::{Slot, Slots};
+use crate::targets::Targets;
 use crate::tickets::Tickets;
 use futures_util::future::join_all;
 use penstock_base::env::random_id;
 use penstock_base::{
-    BLOCK_BYTES, Branch, Buf, Env, ErrorKind, FileId, Histogram, KeyedLocks, Piece, Span, crc32c_blocks,
+    BLOCK_BYTES, Branch, Buf, Env, ErrorKind, FileId, Histogram, KeyedLocks, Piece, Share, Span, Spread,
+    TargetId, crc32c_blocks,
 };
-use penstock_wire::data::{ChunkRef, SpaceRef, decode_reply, encode_commit, encode_space, encode_write};
+use penstock_wire::data::{
+    ChunkRef, SeekRef, SpaceChange, SpaceRef, decode_found, decode_reply, encode_commit, encode_read,
+    encode_seek, encode_space, encode_write,
+};
 use penstock_wire::metadata::{
     AttrReply, EmptyReply, HelloReply, HelloRequest, InodeRequest, LockReply, LockRequest, RepeatRequest,
     Reply, SetAttrRequest, Time,
 };
-use penstock_wire::{Failure, Frame, Kind, Transport};
+use penstock_wire::{Failure, Frame, Kind, Object, Transport};
 use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -74,6 +80,27 @@ pub(crate) enum Errand {
     Usual,
     /// The recovery after a restart.
     Recovery,
+}
+
+/// The addressee of a data request, and its purpose.
+#[derive(Clone, Copy)]
+struct To {
+    errand: Errand,
+    kind: Kind,
+    branch: Branch,
+    target: TargetId,
+}
+
+/// A search for data or a hole.
+pub(crate) struct Search {
+    /// True for a hole.
+    pub(crate) hole: bool,
+    /// First block.
+    pub(crate) from: u64,
+    /// The end of the range (exclusive).
+    pub(crate) until: u64,
+    /// Blocks in a chunk of the file.
+    pub(crate) per_chunk: u32,
 }
 
 /// The time between two events that void what was begun before: the service is started again, or the client
@@ -118,6 +145,7 @@ pub(crate) struct Session {
     /// Closes that the service has not answered, by file.
     closing: RefCell<BTreeMap<FileId, u64>>,
     tickets: Tickets,
+    targets: Targets,
     /// Places of requests for leases, and below of those for attributes, that wait for other clients: the
     /// service notes a limited number. The answer to a revocation may need attributes, whose wait ends
     /// without a lease of this client. So both are counted apart.
@@ -156,6 +184,7 @@ impl Session {
             recovery: Recovery::default(),
             closing: RefCell::default(),
             tickets: Tickets::default(),
+            targets: Targets::default(),
             lease_places: Semaphore::new(MOST_WAITING),
             attribute_places: Semaphore::new(MOST_WAITING),
             is_closed: Cell::new(false),
@@ -166,6 +195,7 @@ impl Session {
         let sent = env.now();
         let reply: HelloReply = session.ask(Kind::Hello, Branch::MAIN, &hello).await?;
         session.number.set(reply.session);
+        session.targets.greeted(&reply);
         let lease = (reply.lease_ms > 0).then(|| Duration::from_millis(reply.lease_ms.into()));
         if let Some(lease) = lease {
             session.leases.clock().begin(env, lease, sent);
@@ -233,6 +263,11 @@ impl Session {
     /// The lock of each file under which one sync runs at a time.
     pub(crate) fn syncing(&self) -> &KeyedLocks<FileId> {
         &self.syncing
+    }
+
+    /// The targets of the file system.
+    pub(crate) fn targets(&self) -> &Targets {
+        &self.targets
     }
 
     /// The waits for other clients to sync a file.
@@ -477,38 +512,50 @@ impl Session {
         Ok(())
     }
 
-    /// Sends a read, write, commit or change of space. Returns the checksums and the data of the reply.
-    pub(crate) async fn data(
+    /// Sends a read of blocks of a file to a target. Returns their checksums and the data.
+    pub(crate) async fn read_at(
         &self,
-        kind: Kind,
+        target: TargetId,
         branch: Branch,
-        body: Vec<u8>,
-        payload: Vec<Buf>,
+        chunk: &ChunkRef,
     ) -> Result<(Vec<u32>, Vec<Buf>), Failure> {
-        self.data_for(Errand::Usual, kind, branch, body, payload).await
+        let to = To { errand: Errand::Usual, kind: Kind::Read, branch, target };
+        self.data(to, encode_read(chunk), Vec::new()).await
     }
 
-    async fn data_for(
-        &self,
-        errand: Errand,
-        kind: Kind,
-        branch: Branch,
-        body: Vec<u8>,
-        payload: Vec<Buf>,
-    ) -> Result<(Vec<u32>, Vec<Buf>), Failure> {
-        let (body, payload) = self.exchange(errand, (kind, branch, 0), body, payload).await?;
-        let (generation, crcs) = decode_reply(&body)?;
-        // The target and the metadata target are started together. A target with a start of its own would
+    /// Sends a read, write, commit or change of space. Returns the checksums and the data of the reply.
+    async fn data(&self, to: To, body: Vec<u8>, payload: Vec<Buf>) -> Result<(Vec<u32>, Vec<Buf>), Failure> {
+        let To { errand, kind, branch, target } = to;
+        let object = Object::Target(target.0.into());
+        let (body, payload) = self.exchange_with(errand, object, (kind, branch, 0), body, payload).await?;
+        let (replier, crcs) = decode_reply(&body)?;
+        // All targets and the metadata target are started together. A target with a start of its own would
         // lose writes without being noticed here.
-        match self.restarts.generation() == Some(generation) {
+        if self.restarts.generation() != Some(replier.generation) {
+            return Err(Failure::new(ErrorKind::Internal, "reply: from a target with a start of its own"));
+        }
+        match replier.target == target {
             true => Ok((crcs, payload)),
-            false => Err(Failure::new(ErrorKind::Internal, "reply: from a target with a start of its own")),
+            false => Err(Failure::new(ErrorKind::Internal, "reply: from another target")),
         }
     }
 
-    /// Sends a search for data or a hole. Returns the body of the reply.
-    pub(crate) async fn search(&self, branch: Branch, body: Vec<u8>) -> Result<Vec<u8>, Failure> {
-        Ok(self.exchange(Errand::Usual, (Kind::Seek, branch, 0), body, Vec::new()).await?.0)
+    /// Searches data or a hole in a file. Returns the first block, or the end of the range.
+    pub(crate) async fn search(&self, file: FileId, spread: Spread, seek: Search) -> Result<u64, Failure> {
+        let Search { hole, from, until, per_chunk } = seek;
+        let per_chunk = u64::from(per_chunk);
+        // Each target knows its own chunks only.
+        let ask = async |(target, share): (TargetId, Share)| {
+            let seek = SeekRef { ino: file.ino, hole, from, until, share };
+            let (object, ids) = (Object::Target(target.0.into()), (Kind::Seek, file.branch, 0));
+            let body = encode_seek(&seek);
+            let (body, _) = self.exchange_with(Errand::Usual, object, ids, body, Vec::new()).await?;
+            Ok::<_, Failure>(decode_found(&body)?)
+        };
+        let chunks = from / per_chunk..until.div_ceil(per_chunk);
+        let found = join_all(spread.shares_within(chunks).into_iter().map(ask)).await;
+        let found: Vec<u64> = found.into_iter().collect::<Result<_, Failure>>()?;
+        Ok(found.into_iter().min().unwrap_or(until))
     }
 
     /// Writes whole blocks of a file, in its state as the service knows it.
@@ -532,7 +579,9 @@ impl Session {
             let request = ChunkRef { ino, chunk, block, count, truncations };
             let body = encode_write(&request, &crcs[range.clone()]);
             let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
-            writes.push(self.data_for(errand, Kind::Write, file.branch, body, payload));
+            let (branch, target) = (file.branch, state.spread().target_of(chunk));
+            self.targets.writes(file, target);
+            writes.push(self.data(To { errand, kind: Kind::Write, branch, target }, body, payload));
         }
         assert_eq!(done, crcs.len(), "every block is written once");
         // Waits for all: within a process, a dropped call would interrupt the services in the middle of a
@@ -540,31 +589,62 @@ impl Session {
         join_all(writes).await.into_iter().try_for_each(|result| result.map(|_| ()))
     }
 
-    /// Changes space of a file.
+    /// Changes space of a file, in its state as the service knows it.
     pub(crate) async fn send_space(
         &self,
         errand: Errand,
-        branch: Branch,
-        space: &SpaceRef,
+        (file, state): (FileId, &FileState),
+        change: SpaceChange,
+        blocks: Range<u64>,
     ) -> Result<(), Failure> {
-        self.data_for(errand, Kind::Space, branch, encode_space(space), Vec::new()).await.map(drop)
+        let per_chunk = u64::from(state.chunk_blocks());
+        let chunks = blocks.start / per_chunk..blocks.end.div_ceil(per_chunk);
+        let (from, until, truncations) = (blocks.start, blocks.end, state.truncations());
+        let changes = state.spread().shares_within(chunks).into_iter().map(|(target, share)| {
+            let space = SpaceRef { ino: file.ino, change, from, until, truncations, share };
+            self.targets.writes(file, target);
+            let to = To { errand, kind: Kind::Space, branch: file.branch, target };
+            self.data(to, encode_space(&space), Vec::new())
+        });
+        join_all(changes).await.into_iter().try_for_each(|result| result.map(drop))
     }
 
-    /// Commits the data of a file: the next `Sync` request makes it durable.
+    /// Commits the data of a file: it is durable at the latest after the next `Sync` request.
     pub(crate) async fn send_commit(&self, errand: Errand, file: FileId) -> Result<(), Failure> {
-        let body = encode_commit(file.ino, true);
-        self.data_for(errand, Kind::Commit, file.branch, body, Vec::new()).await.map(drop)
+        let commits = self.targets.owed(file).into_iter().map(async |owed| {
+            let target = owed.target;
+            // The rows of other targets are in stores of their own, and the size must not be durable before
+            // them.
+            let body = encode_commit(file.ino, target == self.targets.home());
+            let to = To { errand, kind: Kind::Commit, branch: file.branch, target };
+            self.data(to, body, Vec::new()).await?;
+            self.targets.committed(file, owed);
+            Ok(())
+        });
+        join_all(commits).await.into_iter().collect()
     }
 
     async fn exchange(
         &self,
         errand: Errand,
+        ids: (Kind, Branch, u64),
+        body: Vec<u8>,
+        payload: Vec<Buf>,
+    ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
+        self.exchange_with(errand, ids.0.object(), ids, body, payload).await
+    }
+
+    async fn exchange_with(
+        &self,
+        errand: Errand,
+        object: Object,
         (kind, branch, sequence): (Kind, Branch, u64),
         body: Vec<u8>,
         payload: Vec<Buf>,
     ) -> Result<(Vec<u8>, Vec<Buf>), Failure> {
         self.restarts.check_lives()?;
         let mut frame = Frame::request(kind, body, payload);
+        frame.header.object = object;
         frame.header.session = self.number.get();
         frame.header.sequence = sequence;
         frame.header.branch = branch.0;
@@ -697,6 +777,7 @@ impl Session {
     /// Writes to a file that are not durable are lost. Every descriptor reports that.
     pub(crate) fn lose(&self, file: FileId) {
         self.kept.forget_file(file);
+        self.targets.forget(file);
         self.files.with(file, |state| {
             state.lose();
             state.make_stale();
@@ -708,6 +789,7 @@ impl Session {
     /// Nobody wants any more what was written to a file and is not durable.
     pub(crate) fn forget_writes(&self, file: FileId) {
         self.kept.forget_file(file);
+        self.targets.forget(file);
         self.files.with(file, FileState::forget_writes);
     }
 

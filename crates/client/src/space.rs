@@ -7,7 +7,7 @@ use crate::writer::{Staged, TRUNCATIONS_MOST, Writer};
 use penstock_base::num::to_usize;
 use penstock_base::{ErrorKind, MAX_FILE_BYTES};
 use penstock_wire::Failure;
-use penstock_wire::data::{SpaceChange, SpaceRef};
+use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::SetAttrRequest;
 use std::ops::Range;
 
@@ -77,11 +77,10 @@ impl Writer<'_> {
 
     async fn change_blocks(&self, blocks: Range<u64>, change: SpaceChange) -> Result<(), Failure> {
         let Blocks { session, file } = self.blocks;
-        let truncations = session.state(file).await?.borrow().truncations();
-        let space = SpaceRef { ino: file.ino, change, from: blocks.start, until: blocks.end, truncations };
+        let state = session.state(file).await?.borrow().clone();
         session.kept().room().await?;
-        session.send_space(Errand::Usual, file.branch, &space).await?;
-        session.kept().add_space((file, truncations), change, blocks);
+        session.send_space(Errand::Usual, (file, &state), change, blocks.clone()).await?;
+        session.kept().add_space((file, state.truncations()), change, blocks);
         Ok(())
     }
 

@@ -9,7 +9,9 @@
 use crate::copies::{self, COPY_BYTES, FoundCopies, Holder, Kind, MOST_BODY_BYTES, Sites, TwoCopies};
 use crate::{Class, Drive, DriveError, Io};
 use penstock_base::num::{to_u16, to_usize};
-use penstock_base::{ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, Features, PoolId, StoreId};
+use penstock_base::{
+    ArrayId, Buf, BufMut, Dec, DecodeError, DriveId, Enc, Features, MOST_STACKS, PoolId, StoreId,
+};
 
 /// Slices start on a multiple of this many bytes.
 pub const SLICE_ALIGN_BYTES: u64 = 1024 * 1024;
@@ -23,8 +25,6 @@ const KIND: Kind = Kind { what: "superblock", magic: b"PENSTOCK", version: FORMA
 const FIXED_BYTES: usize = 72;
 /// Bytes of a row of the slice table.
 const ROW_BYTES: usize = 48;
-/// Stacks of a pool: there is one.
-const STACKS: u16 = 1;
 /// Smallest drive in bytes that has space for both copies and a slice between them.
 const SMALLEST_BYTES: u64 = 4 * SLICE_ALIGN_BYTES;
 
@@ -50,7 +50,7 @@ impl SliceEntry {
 }
 
 /// The contents of a superblock.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// The store that the drive belongs to.
     pub store: StoreId,
@@ -64,10 +64,28 @@ pub struct Superblock {
     pub size_bytes: u64,
     /// Time when the drive joined the store, in nanoseconds since 1970.
     pub created_ns: i64,
-    /// Feature bits.
+    /// Feature bits: with several stacks those of [`Features::of_stacks`].
     pub features: Features,
+    /// Stacks of the store.
+    pub stacks: u16,
     /// The slice table.
     pub slices: Vec<SliceEntry>,
+}
+
+impl Default for Superblock {
+    fn default() -> Self {
+        Self {
+            store: StoreId::default(),
+            drive: DriveId::default(),
+            pool: PoolId::default(),
+            seq: 0,
+            size_bytes: 0,
+            created_ns: 0,
+            features: Features::default(),
+            stacks: 1,
+            slices: Vec::new(),
+        }
+    }
 }
 
 /// The reason why a drive's superblock cannot be read or used.
@@ -153,6 +171,7 @@ impl Superblock {
         }
         self.slices.clear();
         self.slices.append(&mut rows);
+        assert!(slices.iter().all(|slice| self.slices.contains(slice)), "each slice has a row");
         Ok(())
     }
 
@@ -161,7 +180,10 @@ impl Superblock {
         let (store, drive, pool) = (StoreId(dec.id()?), DriveId(dec.id()?), PoolId(dec.id()?));
         let (size_bytes, created_ns) = (dec.u64()?, dec.i64()?);
         let (count, stacks) = (dec.u16()?, dec.u16()?);
-        dec.check_known("stacks", stacks, STACKS)?;
+        if !(1..=MOST_STACKS).contains(&stacks) {
+            return Err(dec.unknown("stacks", stacks.into()));
+        }
+        features.check_stacks(&dec, stacks > 1)?;
         dec.zeros("padding", 4)?;
         if size_bytes < SMALLEST_BYTES {
             return Err(dec.bad("a drive too small for its superblocks"));
@@ -181,7 +203,7 @@ impl Superblock {
         if slices.iter().any(|slice| slice.extent == 0 && slice.len < 2 * COPY_BYTES as u64) {
             return Err(dec.bad("a slice without room for its label"));
         }
-        Ok(Self { store, drive, pool, seq, size_bytes, created_ns, features, slices })
+        Ok(Self { store, drive, pool, seq, size_bytes, created_ns, features, stacks, slices })
     }
 }
 
@@ -199,7 +221,7 @@ impl TwoCopies for Superblock {
     fn encode(&self) -> Buf {
         let mut body = Enc::new();
         body.id(self.store.0).id(self.drive.0).id(self.pool.0).u64(self.size_bytes).i64(self.created_ns);
-        body.u16(to_u16(self.slices.len())).u16(STACKS).u32(0);
+        body.u16(to_u16(self.slices.len())).u16(self.stacks).u32(0);
         assert_eq!(body.len(), FIXED_BYTES, "the slice table follows");
         for slice in &self.slices {
             body.id(slice.array.0).u16(slice.member).u16(slice.extent).u32(0);
@@ -330,6 +352,7 @@ mod tests {
             size_bytes: 8 << 20,
             created_ns: 6,
             features: Features::default(),
+            stacks: 1,
             slices: vec![slice],
         }
     }
@@ -357,6 +380,24 @@ mod tests {
         later.features.incompatible = 4;
         let error = Superblock::decode(&later.encode()).unwrap_err().to_string();
         assert!(error.contains("feature bits is 4"), "{error}");
+    }
+
+    #[test]
+    fn several_stacks_have_a_feature_and_a_bound() {
+        let of = |stacks| Superblock { stacks, features: Features::of_stacks(stacks > 1), ..sample() };
+        for (superblock, why) in [
+            (of(2), None),
+            (of(MOST_STACKS), None),
+            (of(0), Some("stacks is 0")),
+            (of(MOST_STACKS + 1), Some("stacks is 65")),
+            (Superblock { features: Features::default(), ..of(2) }, Some("without their feature")),
+        ] {
+            let decoded = Superblock::decode(&superblock.encode());
+            match why {
+                None => assert_eq!(decoded, Ok(superblock)),
+                Some(why) => assert!(decoded.unwrap_err().to_string().contains(why)),
+            }
+        }
     }
 
     /// Regression: any size was used to compute the offset of copy 1, and any sequence was incremented by an

@@ -88,6 +88,11 @@ impl MemKv {
         self.rows.borrow().iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
+    /// All rows that a crash leaves, in order.
+    pub fn durable_rows(&self) -> Vec<Row> {
+        self.durable.borrow().iter().map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+
     fn used_bytes(&self) -> u64 {
         self.rows.borrow().iter().map(|(key, value)| pieces::row_bytes(key, value.len())).sum()
     }

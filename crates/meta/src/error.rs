@@ -1,7 +1,7 @@
 //! Errors of operations on the name space, and their mapping to error replies.
 
 use penstock_base::num::to_u16;
-use penstock_base::{ArrayId, ErrorKind, PoolId};
+use penstock_base::{ArrayId, ErrorKind, PoolId, TargetId};
 use penstock_chunk::ChunkError;
 use penstock_kv::KvError;
 use penstock_wire::Failure;
@@ -41,6 +41,25 @@ pub enum MetaError {
     /// A change that is repeated after a restart would concern other inodes than the first time.
     #[error("the change would be made to other inodes than the first time")]
     Differs,
+    /// A target that may have a part of the file does not serve.
+    #[error("target {target}, which may have a part of the file, does not serve")]
+    Absent {
+        /// The target.
+        target: TargetId,
+    },
+    /// A target has as much work waiting for it as the store has room for.
+    #[error(
+        "target {target} has {most} entries of work waiting for it, and no more fit: it must serve first, or be given up with `penstock target forget {target}`"
+    )]
+    QueueFull {
+        /// The target.
+        target: TargetId,
+        /// Most entries.
+        most: u64,
+    },
+    /// The file was spread over other targets meanwhile. Nothing was done.
+    #[error("the file was spread over other targets meanwhile")]
+    Spread,
     /// Other clients may cache what the request changes. Nothing was done.
     #[error("the service waits for another client")]
     Waits,
@@ -66,10 +85,14 @@ impl From<MetaError> for Failure {
         let (kind, errno) = match &error {
             MetaError::Waits => return Self::ask_again(),
             MetaError::Posix(errno) => (ErrorKind::Invalid, Some(*errno)),
+            MetaError::Absent { .. } => (ErrorKind::Internal, Some(Errno::IO)),
+            MetaError::QueueFull { .. } => (ErrorKind::NoSpace, Some(Errno::NOSPC)),
             MetaError::Kv(error) => (error.kind(), None),
             MetaError::Chunk(error) => (error.kind(), None),
             MetaError::Row(_) | MetaError::Foreign { .. } => (ErrorKind::Corrupt, None),
-            MetaError::Restarted | MetaError::Renamed | MetaError::Differs => (ErrorKind::RefreshMap, None),
+            MetaError::Restarted | MetaError::Renamed | MetaError::Differs | MetaError::Spread => {
+                (ErrorKind::RefreshMap, None)
+            }
             MetaError::Request(_) => (ErrorKind::Invalid, None),
         };
         let errno = errno.map_or(0, |errno| to_u16(errno.raw_os_error()));

@@ -12,10 +12,11 @@ mod survey;
 pub use repair::Repair;
 
 use crate::names::Turn;
-use penstock_base::{Findings, Ino, Quiet};
+use penstock_base::{Findings, Ino, Quiet, TargetId};
 use penstock_chunk::{self as chunk, Target};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// Result of a check of a file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,25 +100,46 @@ impl Drop for Underway<'_> {
     }
 }
 
+/// The targets of a file system.
+#[derive(Clone, Copy)]
+pub struct Targets<'a> {
+    /// The one of the names' own stack.
+    pub home: &'a Target,
+    /// Those of other stacks that serve.
+    pub others: &'a [Rc<Target>],
+}
+
+impl Targets<'_> {
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Target> {
+        std::iter::once(self.home).chain(self.others.iter().map(|target| &**target))
+    }
+}
+
 /// Access to a file system that nothing else changes, for checks and repairs.
 pub(crate) struct Fsck<'a> {
     turn: &'a Turn<'a>,
     target: &'a Target,
     chunks: chunk::Fsck<'a>,
+    /// The targets of other stacks that serve.
+    others: Vec<(TargetId, chunk::Fsck<'a>)>,
     progress: Underway<'a>,
 }
 
 impl<'a> Fsck<'a> {
-    /// A check, or with `repair` a repair. `target` stores the chunks.
+    /// A check, or with `repair` a repair. `targets` store the chunks: that of the names' own stack, and
+    /// those of others that serve.
     pub(crate) fn begin(
         turn: &'a Turn<'a>,
-        target: &'a Target,
+        targets: Targets<'a>,
         quiet: &'a Quiet<'_>,
         progress: &'a Progress,
         repair: bool,
     ) -> Self {
         assert!(quiet.is_of(turn.gate()), "names and chunks share one gate");
-        Self { turn, target, chunks: target.fsck(quiet), progress: progress.begin(repair) }
+        let Targets { home, others } = targets;
+        let others = others.iter().map(|target| (target.config().id, target.fsck(quiet))).collect();
+        Self { turn, target: home, chunks: home.fsck(quiet), others, progress: progress.begin(repair) }
     }
 
     fn chunk_blocks(&self) -> u32 {

@@ -2,9 +2,13 @@
 
 use penstock_base::{Dec, DecodeError, Enc, Ino};
 use penstock_chunk::Owner;
-use penstock_wire::metadata::{Attr, Time, set_id_bits};
+use penstock_wire::metadata::{Attr, FileLayout, Time, set_id_bits};
 
 const FORMAT: u8 = 2;
+/// The flag of an inode of which other targets than that of the names' stack may have something.
+const SPREAD: u32 = 1;
+/// Chunks in a row on one target, unless asked for otherwise: 4 MiB, so that smaller files lie on one.
+const DEFAULT_TURN: u16 = 4;
 /// Most links that decoding accepts. No inode can have reached it, and adding further links never overflows.
 const NLINK_MAX: u32 = u32::MAX / 2;
 const MISCOUNTED: DecodeError =
@@ -53,13 +57,13 @@ pub enum FileKind {
 pub struct Layout {
     /// Number of the pool; 0, the only one today.
     pub pool: u32,
-    /// Version of the pool's map of targets; 0 today.
+    /// Version of the pool's map of targets; 0, the targets of all stacks in their order.
     pub map_version: u32,
-    /// The first target; 0, the only one today.
+    /// The first target. That in a directory is of no consequence: one is chosen for each new file.
     pub first: u32,
-    /// Number of targets; 1 today.
+    /// Number of targets. In a directory 0 stands for all that there are when a file is made.
     pub count: u16,
-    /// Chunks in a row on one target; 1 today.
+    /// Chunks in a row on one target.
     pub turn: u16,
     /// Blocks in a chunk.
     pub chunk_blocks: u32,
@@ -73,6 +77,18 @@ impl Layout {
         Self { pool: 0, map_version: 0, first: 0, count: 1, turn: 1, chunk_blocks, replicas: 1 }
     }
 
+    /// The layout that the directories of a new store of several targets have: files lie on all of them.
+    pub fn of_all_targets(chunk_blocks: u32) -> Self {
+        Self { count: 0, turn: DEFAULT_TURN, ..Self::of_one_target(chunk_blocks) }
+    }
+
+    /// As sent to clients; none for the first target alone.
+    fn told(&self) -> Option<FileLayout> {
+        let Self { pool, map_version, first, count, turn, replicas, .. } = *self;
+        let (count, turn, replicas) = (count.into(), turn.into(), replicas.into());
+        ((first, count) != (0, 1)).then_some(FileLayout { pool, map_version, first, count, turn, replicas })
+    }
+
     fn encode(&self, enc: &mut Enc) {
         enc.u32(self.pool).u32(self.map_version).u32(self.first).u16(self.count).u16(self.turn);
         enc.u32(self.chunk_blocks).u8(self.replicas);
@@ -83,13 +99,11 @@ impl Layout {
         let (count, turn, chunk_blocks, replicas) = (dec.u16()?, dec.u16()?, dec.u32()?, dec.u8()?);
         dec.check_known("pool of the layout", pool, 0)?;
         dec.check_known("map version of the layout", map_version, 0)?;
-        dec.check_known("first target of the layout", first, 0)?;
-        dec.check_known("targets of the layout", count, 1)?;
-        dec.check_known("turn of the layout", turn, 1)?;
         dec.check_known("replicas of the layout", replicas, 1)?;
-        match chunk_blocks {
-            0 => Err(dec.bad("chunks without blocks")),
-            _ => Ok(Self::of_one_target(chunk_blocks)),
+        match (chunk_blocks, turn) {
+            (0, _) => Err(dec.bad("chunks without blocks")),
+            (_, 0) => Err(dec.bad("turns without chunks")),
+            _ => Ok(Self { pool, map_version, first, count, turn, chunk_blocks, replicas }),
         }
     }
 }
@@ -134,6 +148,8 @@ pub struct Inode {
     pub layout: Layout,
     /// Location of the data.
     pub data: Data,
+    /// Other targets than that of the names' stack may have something of it.
+    pub is_spread: bool,
 }
 
 impl Inode {
@@ -216,7 +232,7 @@ impl Inode {
             chunk_blocks,
             blocks,
             branch: 0,
-            layout: None,
+            layout: if self.kind() == FileKind::Regular { self.layout.told() } else { None },
             lease: 0,
         }
     }
@@ -230,10 +246,10 @@ impl Inode {
             .u32(self.nlink)
             .u32(self.uid)
             .u32(self.gid)
-            // The project, which quotas will need: none. Then the device, and flags: none.
+            // The project, which quotas will need: none. Then the device, and flags.
             .u32(0)
             .u32(self.rdev)
-            .u32(0);
+            .u32(if self.is_spread { SPREAD } else { 0 });
         enc.u64(self.size);
         self.times.iter().for_each(|time| {
             enc.i64(time.sec).u32(time.nsec);
@@ -267,7 +283,7 @@ impl Inode {
         let (uid, gid, project) = (dec.u32()?, dec.u32()?, dec.u32()?);
         dec.check_known("project", project, 0)?;
         let (rdev, flags, size) = (dec.u32()?, dec.u32()?, dec.u64()?);
-        dec.check_known("flags", flags, 0)?;
+        dec.check_known("flags", flags & !SPREAD, 0)?;
         let mut times = [Time::default(); 4];
         for time in &mut times {
             *time = Time { sec: dec.i64()?, nsec: dec.u32()? };
@@ -287,6 +303,22 @@ impl Inode {
             other => return Err(dec.unknown("data", other.into())),
         };
         dec.end()?;
-        Ok(Self { ino, mode, nlink, uid, gid, rdev, size, times, truncations, parent, entries, layout, data })
+        let is_spread = flags & SPREAD != 0;
+        Ok(Self {
+            ino,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            times,
+            truncations,
+            parent,
+            entries,
+            layout,
+            data,
+            is_spread,
+        })
     }
 }

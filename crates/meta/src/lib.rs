@@ -25,6 +25,7 @@
 mod access;
 mod acl;
 mod chunks;
+mod elsewhere;
 mod error;
 mod fresh;
 mod fsck;
@@ -32,20 +33,26 @@ mod inode;
 mod names;
 mod ops;
 mod parts;
+mod queue;
+mod queue_work;
 mod reaper;
 mod restore;
 pub mod rows;
 mod service;
+mod store;
 mod target;
 mod uses;
 
 pub use chunks::ChunkStore;
+pub use elsewhere::{Elsewhere, HeldFile, OtherTarget};
 pub use error::MetaError;
-pub use fsck::{CheckProgress, MetaCheck, Repair};
+pub use fsck::{CheckProgress, MetaCheck, Repair, Targets};
 pub use inode::{Data, FileKind, Inode, Layout};
+pub use ops::layout::{LayoutInfo, WantedLayout};
 pub use parts::InUse;
 pub use restore::{RestoredNames, is_copied};
-pub use target::{FsInfo, MetaTarget, NewStore};
+pub use store::{NewStore, check_store, open_store};
+pub use target::{FsInfo, MetaTarget};
 
 /// Longest file name, in bytes.
 pub const NAME_MAX: usize = 255;

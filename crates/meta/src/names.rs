@@ -219,6 +219,13 @@ impl Names {
         }
     }
 
+    /// True if an opening after a crash would look for what targets have of this inode: it was made not long
+    /// ago.
+    pub(crate) fn is_looked_for(&self, ino: Ino) -> bool {
+        // One run less than an opening looks through: the next one may be reserved just now.
+        ino.0 > first_looked_for(self.fs.borrow().reserved_ino).0 + INO_RUN
+    }
+
     /// Number of names of an inode, if it is in the cache.
     pub(crate) fn cached_links(&self, ino: Ino) -> Option<u32> {
         self.inodes.borrow().get(ino).map(|inode| inode.nlink)
@@ -411,6 +418,22 @@ impl Turn<'_> {
         Ok(())
     }
 
+    /// Gives the number of new work for targets, above those that were `committed`. The row of the file
+    /// system is a change of the caller's transaction.
+    pub(crate) fn new_queued(&self, committed: u64, writes: &mut WriteSet) -> u64 {
+        let mut fs = self.fs.borrow_mut();
+        fs.last_queued = fs.last_queued.max(committed) + 1;
+        writes.put(fs_key(), fs.encode());
+        fs.last_queued
+    }
+
+    /// Commits answers of targets to work of the queue.
+    pub(crate) async fn commit_queue(&self, mut writes: WriteSet) -> Result<(), MetaError> {
+        writes.reclaims();
+        let _open = self.gate.change().await;
+        self.transact(async { Ok(self.kv.commit(writes).await?) }).await
+    }
+
     /// Deletes rows that need not go together, in several transactions. They may use the headroom.
     pub(crate) async fn delete_apart(&self, mut rows: WriteSet) -> Result<(), MetaError> {
         rows.reclaims();
@@ -512,6 +535,13 @@ impl Turn<'_> {
         let row = RemovedFile { ino: inode.ino, state };
         writes.put(removed_key(row.ino), row.encode());
     }
+}
+
+/// The number behind which an opening looks for inodes that a crash has lost, with numbers reserved up to
+/// this one. A run is reserved durably when the one before it is used up, and everything that was committed
+/// before is durable with that.
+pub(crate) fn first_looked_for(reserved: u64) -> Ino {
+    Ino(reserved.saturating_sub(3 * INO_RUN))
 }
 
 /// A digest of inode numbers in their order: FNV-1a.

@@ -1,18 +1,22 @@
 //! The parts of a metadata target, as its operations see them.
 
 use crate::chunks::ChunkStore;
+use crate::elsewhere::Elsewhere;
 use crate::error::MetaError;
 use crate::fresh::Fresh;
 use crate::inode::{FileKind, Inode};
 use crate::names::{Names, Turn};
+use crate::queue::Queue;
 use crate::uses::{IsGoing, RemovedFiles, Uses};
-use penstock_base::{Env, FileId, Ino};
-use penstock_chunk::{FileUse, Owner};
+use penstock_base::{DecodeError, Env, FileId, Ino, Share, TargetId};
+use penstock_chunk::{AsOf, FileUse, Owner};
+use penstock_kv::WriteSet;
 use penstock_session::grants::GrantKey;
 use penstock_session::{Clients, Request};
 use penstock_wire::metadata::Attr;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -25,6 +29,10 @@ pub(crate) struct Parts {
     pub(crate) env: Env,
     pub(crate) names: Names,
     pub(crate) chunks: Rc<dyn ChunkStore>,
+    /// The targets of other stacks.
+    pub(crate) elsewhere: Elsewhere,
+    /// Their work.
+    pub(crate) queue: Queue,
     /// The sessions of all clients.
     pub(crate) clients: Rc<Clients>,
     /// The key of grants to users.
@@ -34,22 +42,32 @@ pub(crate) struct Parts {
     uses: RefCell<Uses>,
     fresh: RefCell<Fresh>,
     reap_wake: Notify,
+    /// Inodes that were marked as spread in transactions that are not known to be durable.
+    marked: RefCell<BTreeSet<Ino>>,
     stopped: Cell<bool>,
 }
 
 impl Parts {
-    pub(crate) fn new(env: &Env, names: Names, chunks: Rc<dyn ChunkStore>, clients: Rc<Clients>) -> Rc<Self> {
+    pub(crate) fn new(
+        env: &Env,
+        names: Names,
+        (chunks, elsewhere): (Rc<dyn ChunkStore>, Elsewhere),
+        clients: Rc<Clients>,
+    ) -> Rc<Self> {
         let grants = GrantKey::new(names.fs().secret);
         Rc::new(Self {
             env: env.clone(),
             grants,
             names,
             chunks,
+            elsewhere,
+            queue: Queue::default(),
             clients,
             removed: RefCell::default(),
             uses: RefCell::default(),
             fresh: RefCell::default(),
             reap_wake: Notify::new(),
+            marked: RefCell::default(),
             stopped: Cell::new(false),
         })
     }
@@ -58,6 +76,7 @@ impl Parts {
     pub(crate) fn stop(&self) {
         self.stopped.set(true);
         self.wake_reaper();
+        self.queue.wake();
         self.clients.stop();
     }
 
@@ -92,9 +111,9 @@ impl Parts {
         self.uses.borrow().contains(ino)
     }
 
-    /// The owner of an inode was changed: uses of it see the new one.
-    pub(crate) fn note_owner(&self, ino: Ino, owner: Owner) {
-        self.uses.borrow_mut().note_owner(ino, owner);
+    /// The owner of an inode or its truncate generation was changed: uses of it see the new ones.
+    pub(crate) fn note_change(&self, inode: &Inode) {
+        self.uses.borrow_mut().note_change(inode.ino, inode.owner(), inode.truncations);
     }
 
     /// Counts uses of an inode, which keep it from being reaped. ESTALE if it is being deleted.
@@ -202,7 +221,15 @@ impl Parts {
                 self.chunks.held_by_row(&wanted, row)
             }
         };
-        Ok(inode.attr(blocks))
+        Ok(inode.attr(blocks + self.held_elsewhere(inode).await?))
+    }
+
+    /// Blocks that a file holds on targets of other stacks.
+    async fn held_elsewhere(&self, inode: &Inode) -> Result<u64, MetaError> {
+        match inode.is_spread {
+            true => Ok(self.elsewhere.held_blocks(&[inode]).await?.into_iter().sum()),
+            false => Ok(0),
+        }
     }
 
     /// The attributes of an inode as it is.
@@ -217,8 +244,13 @@ impl Parts {
                 }
             }
         };
-        // It may have been changed while its blocks were counted.
-        Ok(self.names.inode(ino).await?.attr(blocks))
+        let mut inode = self.names.inode(ino).await?;
+        let elsewhere = self.held_elsewhere(&inode).await?;
+        if inode.is_spread {
+            // It may have been changed while its blocks were counted.
+            inode = self.names.inode(ino).await?;
+        }
+        Ok(inode.attr(blocks + elsewhere))
     }
 
     /// The attributes of an inode as it is, with `lease` under a lease of the session that asks, if it gets
@@ -237,19 +269,60 @@ impl Parts {
         }
     }
 
-    /// Keeps a regular file from being reaped while its contents are being changed, and fails if it does not
-    /// exist. Otherwise a late write could leave chunks of a file that is gone, and nothing would ever remove
-    /// them.
-    pub(crate) async fn change_contents(&self, ino: Ino) -> Result<InUse<'_>, MetaError> {
+    /// Keeps a regular file from being reaped while a target changes its part of the contents, and fails if
+    /// the file does not exist. Otherwise a late write could leave chunks of a file that is gone, and nothing
+    /// would ever remove them. A crash leaves none either: a target of another stack changes nothing before
+    /// the inode says durably that it may have a part, or an opening would look for the part.
+    pub(crate) async fn change_contents(&self, target: TargetId, ino: Ino) -> Result<InUse<'_>, MetaError> {
         // Counted before the inode is read, so that a removal from here on sees the user.
         self.begin_uses(ino, 1)?;
-        let mut user = InUse { parts: self, ino, owner: Owner::default() };
+        let mut user = InUse {
+            parts: self,
+            ino,
+            owner: Owner::default(),
+            truncations: 0,
+            share: Share::ALL,
+            is_elsewhere: false,
+        };
         let inode = self.names.inode(ino).await?;
-        user.owner = inode.owner();
-        match inode.kind() {
-            FileKind::Regular => Ok(user),
-            _ => Err(MetaError::Request(format!("inode {ino} has no contents"))),
+        (user.owner, user.truncations) = (inode.owner(), inode.truncations);
+        user.is_elsewhere = target != self.elsewhere.home();
+        if inode.kind() != FileKind::Regular {
+            return Err(MetaError::Request(format!("inode {ino} has no contents")));
         }
+        let why = "a layout that fits no map of targets";
+        let spread =
+            self.elsewhere.spread_of(&inode.layout).ok_or(DecodeError::Bad { what: "inode", why })?;
+        user.share = spread.share_of(target).ok_or(MetaError::Spread)?;
+        if user.is_elsewhere {
+            Box::pin(self.spread(&inode)).await?;
+        }
+        Ok(user)
+    }
+
+    /// Marks a file as one that may have a part on targets of other stacks.
+    async fn spread(&self, inode: &Inode) -> Result<(), MetaError> {
+        let ino = inode.ino;
+        if !inode.is_spread {
+            let turn = self.names.turn().await;
+            let mut inode = turn.inode(ino).await?;
+            if !inode.is_spread {
+                inode.is_spread = true;
+                // Without truncations, what a target has of a file that a crash loses is found and dropped.
+                let must_be_durable = inode.truncations > 0 || !self.names.is_looked_for(ino);
+                let mut writes = WriteSet::new();
+                writes.changes_what_is_there();
+                turn.commit(Request::default(), writes, vec![inode], &[]).await?;
+                if must_be_durable {
+                    self.marked.borrow_mut().insert(ino);
+                }
+            }
+        }
+        if self.marked.borrow().contains(&ino) {
+            self.flush().await?;
+            self.marked.borrow_mut().remove(&ino);
+        }
+        Ok(())
     }
 }
 
@@ -278,11 +351,34 @@ pub struct InUse<'a> {
     ino: Ino,
     /// As of when the inode was read.
     owner: Owner,
+    truncations: u64,
+    /// The chunks that the target has.
+    share: Share,
+    /// A target of another stack uses it.
+    is_elsewhere: bool,
+}
+
+impl InUse<'_> {
+    /// The owner and the truncate generation.
+    fn now(&self) -> (Owner, u64) {
+        self.parts.uses.borrow().last_change(self.ino).unwrap_or((self.owner, self.truncations))
+    }
 }
 
 impl FileUse for InUse<'_> {
     fn owner(&self) -> Owner {
-        self.parts.uses.borrow().last_owner(self.ino).unwrap_or(self.owner)
+        self.now().0
+    }
+
+    fn as_of(&self) -> AsOf {
+        match self.is_elsewhere {
+            true => AsOf { queued: self.parts.queue.committed(), truncations: self.now().1 },
+            false => AsOf::default(),
+        }
+    }
+
+    fn share(&self) -> Share {
+        self.share
     }
 }
 

@@ -7,11 +7,13 @@
 
 use crate::STEP_CHUNKS;
 use crate::error::MetaError;
+use crate::inode::Inode;
 use crate::names::partly_gone;
 use crate::parts::Parts;
+use crate::queue_work;
 use crate::rows::{RemovedFile, RemovedState, all_removed, decode_removed, xattr_range};
 use penstock_base::{ErrorKind, FileId, Ino};
-use penstock_chunk::{Behind, Known, Owner, REMOVED};
+use penstock_chunk::{Behind, Known, REMOVED};
 use penstock_kv::{WriteSet, for_each, for_each_key};
 use penstock_wire::Failure;
 use std::rc::Rc;
@@ -72,26 +74,26 @@ pub(crate) async fn wait_reaped(parts: &Parts) {
     }
 }
 
-/// The owner of a file that has no name and waits to be deleted; none for another one. ESTALE if it is gone.
-async fn owner_if_removed(parts: &Parts, ino: Ino) -> Result<Option<Owner>, MetaError> {
+/// A file that has no name and waits to be deleted; none if it is another one. ESTALE if it is gone.
+async fn if_removed(parts: &Parts, ino: Ino) -> Result<Option<Inode>, MetaError> {
     // A file with a wrong number of links is not in the queue, so damage deletes no file that has a name.
     let inode = parts.names.inode(ino).await?;
-    Ok((inode.nlink == 0 && parts.names.is_queued(ino).await?).then(|| inode.owner()))
+    Ok((inode.nlink == 0 && parts.names.is_queued(ino).await?).then_some(inode))
 }
 
 async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
     // In a turn, so that no name that is being given is overlooked.
     let mut turn = parts.names.turn().await;
-    let owner = match owner_if_removed(parts, ino).await {
+    let inode = match if_removed(parts, ino).await {
         // Already gone: a file can be queued both by its last close and by the removal of its last name.
         Err(MetaError::Posix(_)) => None,
-        owner => owner?,
+        inode => inode?,
     };
-    let Some(owner) = owner else {
+    let Some(inode) = inode else {
         parts.end_deletion(ino);
         return Ok(());
     };
-    let known = Known { truncations: REMOVED, owner };
+    let known = Known { truncations: REMOVED, owner: inode.owner() };
     // A use that exists queues the file again when it ends.
     let Some(deletion) = parts.begin_deletion(ino) else { return Ok(()) };
     let file = FileId::main(ino);
@@ -104,7 +106,7 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
         // Between two steps others change names, and a repair may give the file one.
         drop(turn);
         turn = parts.names.turn().await;
-        if owner_if_removed(parts, ino).await?.is_none() {
+        if if_removed(parts, ino).await?.is_none() {
             parts.end_deletion(ino);
             return Ok(());
         }
@@ -123,10 +125,14 @@ async fn reap(parts: &Parts, ino: Ino) -> Result<(), MetaError> {
         }
     }
     assert!(!parts.is_used(ino), "nothing uses inode {ino} while it is deleted");
-    turn.delete_inode(ino, async |writes| {
+    let mut others = WriteSet::new();
+    let queued = turn.queue(parts, &inode, queue_work::remove(&inode), &mut others)?;
+    turn.delete_inode(ino, async |mut writes| {
+        writes.append(others);
         Ok(parts.chunks.truncate(file, 0..u64::MAX, Behind::Dropped, known, writes).await?)
     })
     .await?;
+    parts.queue.note(queued);
     parts.end_deletion(ino);
     Ok(())
 }

@@ -103,6 +103,7 @@ mod tests {
             reserved_ino: ROOT.0 + 4096,
             last_session: 7,
             chunk_blocks: 256,
+            last_queued: 0,
         };
         let home = Home { data: ArrayId(Id128([3; 16])), ..Home::default() };
         let store = StoreRow { home, kept_stripes: 2, ..StoreRow::default() };

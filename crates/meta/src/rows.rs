@@ -12,8 +12,12 @@ pub mod reserved;
 use crate::NAME_MAX;
 use crate::acl::Acl;
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::{ArrayId, Birth, Dec, DecodeError, Enc, Features, Id128, Ino, PoolId};
+use penstock_base::features::STACKS;
+use penstock_base::{
+    ArrayId, Birth, Dec, DecodeError, Enc, Features, Id128, Ino, MOST_STACKS, PoolId, StackNo, TargetId,
+};
 use penstock_kv::Range;
+use reserved::{Queued, Reserved};
 
 const STORE: u8 = 0x00;
 const FS: u8 = 0x01;
@@ -127,7 +131,7 @@ pub(crate) fn unknown_keys() -> [Range; 5] {
     [
         ([&store_key()[..], &[0]].concat(), fs_key()),
         ([&fs_key()[..], &[0]].concat(), vec![INODE]),
-        (penstock_session::rows::all_sessions().1, vec![0x20]),
+        (all_queued().1, vec![0x20]),
         (vec![penstock_chunk::rows::END], end.clone()),
         (end, vec![0xff; 256]),
     ]
@@ -229,18 +233,49 @@ pub fn all_removed() -> Range {
     (vec![REMOVED], vec![REMOVED + 1])
 }
 
+/// Range of the queue of work for targets.
+pub fn all_queued() -> Range {
+    (Reserved::queued_key(0, 0), Reserved::queued_key(1, 0))
+}
+
+/// Returns a row of the queue of work for targets, with its number.
+pub fn decode_queued(key: &[u8], value: &[u8]) -> Result<(u64, Queued), DecodeError> {
+    match Reserved::decode(key, value)? {
+        Reserved::Queued(0, number, queued) => Ok((number, queued)),
+        _ => Err(Dec::new("queued work", key).bad("of another fileset")),
+    }
+}
+
 /// The format of a store whose target uses all of the data array.
 const STORE_FORMAT: u8 = 1;
 /// The format with the stripes that it does not use.
 const STORE_FORMAT_2: u8 = 2;
 
-/// The arrays that a key-value store and its target lie on.
+/// The stack that a key-value store and its target belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Home {
     /// The pool.
     pub pool: PoolId,
     /// The data array of the stack, with the blocks that rows name.
     pub data: ArrayId,
+    /// The number of the stack.
+    pub stack: StackNo,
+    /// The target.
+    pub target: TargetId,
+    /// The store has several stacks: its files may lie on several targets.
+    pub is_one_of_several: bool,
+}
+
+impl Home {
+    /// The features of a new store.
+    pub(crate) fn features(&self) -> Features {
+        Features::of_stacks(self.is_one_of_several)
+    }
+
+    /// True for the stack with the names of the file system.
+    pub fn has_names(&self) -> bool {
+        self.stack == StackNo::FIRST
+    }
 }
 
 /// The row of a key-value store: whose rows it has, and what a release must know to change them.
@@ -263,8 +298,7 @@ impl StoreRow {
         let mut enc = Enc::new();
         enc.u8(if self.kept_stripes == 0 { STORE_FORMAT } else { STORE_FORMAT_2 });
         self.features.encode(&mut enc);
-        // Number of the stack, and of the target in the store: there is one.
-        enc.id(self.home.pool.0).id(self.home.data.0).u16(0).u32(0);
+        enc.id(self.home.pool.0).id(self.home.data.0).u16(self.home.stack.0).u32(self.home.target.0);
         if self.kept_stripes > 0 {
             enc.u16(self.kept_stripes).u8(self.is_unrepaired.into());
         }
@@ -280,10 +314,15 @@ impl StoreRow {
         }
         let features = Features::decode(&mut dec)?;
         features.check(&dec)?;
-        let home = Home { pool: PoolId(dec.id()?), data: ArrayId(dec.id()?) };
-        let (stack, target) = (dec.u16()?, dec.u32()?);
-        dec.check_known("stack", stack, 0)?;
-        dec.check_known("target", target, 0)?;
+        let (pool, data) = (PoolId(dec.id()?), ArrayId(dec.id()?));
+        let (stack, target) = (StackNo(dec.u16()?), TargetId(dec.u32()?));
+        let is_one_of_several = features.incompatible & STACKS != 0;
+        if stack.0 >= MOST_STACKS {
+            return Err(dec.unknown("stack", stack.0.into()));
+        }
+        features.check_stacks(&dec, stack != StackNo::FIRST)?;
+        dec.check_known("target", target.0, stack.target().0)?;
+        let home = Home { pool, data, stack, target, is_one_of_several };
         let (kept_stripes, is_unrepaired) = match format {
             STORE_FORMAT => (0, false),
             _ => (dec.u16()?, dec.boolean("repair")?),
@@ -317,10 +356,9 @@ pub struct FsRow {
     pub last_session: u64,
     /// Blocks in a chunk of new files.
     pub chunk_blocks: u32,
+    /// Highest number that was given in the queue of work for targets.
+    pub last_queued: u64,
 }
-
-/// The highest number in the queue of work for targets: there was no work.
-const LAST_QUEUED: u64 = 0;
 
 impl FsRow {
     /// Encodes the row's value.
@@ -329,12 +367,12 @@ impl FsRow {
     /// If a number is none that decoding accepts.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.chunk_blocks > 0, "chunks have blocks");
-        assert!((self.reserved_ino | self.last_session) >> 63 == 0, "numbers can be read");
+        assert!((self.reserved_ino | self.last_session | self.last_queued) >> 63 == 0, "numbers can be read");
         let mut enc = Enc::new();
         enc.u8(FS_FORMAT);
         // The metadata target and its epoch: there is one.
         enc.u32(FAMILY).u32(0).u64(0);
-        enc.u64(Birth::FIRST.0).u64(LAST_QUEUED);
+        enc.u64(Birth::FIRST.0).u64(self.last_queued);
         enc.id(self.id).i64(self.created_ns).id(self.secret).u64(self.reserved_ino);
         enc.u64(self.last_session).u32(self.chunk_blocks).bytes(self.name.as_bytes());
         enc.finish()
@@ -349,9 +387,8 @@ impl FsRow {
         dec.check_known("family", family, FAMILY)?;
         dec.check_known("metadata target", target, 0)?;
         dec.check_known("epoch of the metadata target", epoch, 0)?;
-        let (sequence, last_queued) = (dec.u64()?, dec.u64()?);
+        let (sequence, last_queued) = (dec.u64()?, dec.counter()?);
         dec.check_known("sequence", sequence, Birth::FIRST.0)?;
-        dec.check_known("last queued work", last_queued, LAST_QUEUED)?;
         let (id, created_ns, secret) = (dec.id()?, dec.i64()?, dec.id()?);
         let (reserved_ino, last_session, chunk_blocks) = (dec.counter()?, dec.counter()?, dec.u32()?);
         let name = dec.text()?;
@@ -359,7 +396,7 @@ impl FsRow {
         if chunk_blocks == 0 {
             return Err(dec.bad("chunks without blocks"));
         }
-        Ok(Self { id, name, created_ns, secret, reserved_ino, last_session, chunk_blocks })
+        Ok(Self { id, name, created_ns, secret, reserved_ino, last_session, chunk_blocks, last_queued })
     }
 }
 

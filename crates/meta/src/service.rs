@@ -10,7 +10,7 @@ use penstock_base::env::{timeout, yield_now};
 use penstock_base::features::GATEWAYS;
 use penstock_base::num::to_u32;
 use penstock_base::rank::scoped;
-use penstock_base::{Branch, ErrorKind, FileId, Id128, Ino};
+use penstock_base::{Branch, ErrorKind, FileId, Id128, Ino, TargetId};
 use penstock_kv::WriteSet;
 use penstock_session::rows::SessionRow;
 use penstock_session::{Changing, Repeat, Request, Role, SessionInfo, Slot, grants, joins};
@@ -411,7 +411,8 @@ impl MetaTarget {
     fn greeted(&self, session: u64, lease_ms: u32) -> Vec<u8> {
         assert!(session > 0, "0 is the number of no session");
         let chunk_blocks = self.parts.names.fs().chunk_blocks;
-        let targets = vec![TargetPlace::default()];
+        let place = |target: TargetId| TargetPlace { target: target.0, addresses: Vec::new() };
+        let targets = self.parts.elsewhere.all().map(place).collect();
         HelloReply { session, root: ROOT.0, branch: 0, chunk_blocks, lease_ms, targets, fileset: 0 }
             .encode_to_vec()
     }

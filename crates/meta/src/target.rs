@@ -1,21 +1,26 @@
 //! The metadata target: its parts put together.
 
 use crate::chunks::ChunkStore;
+use crate::elsewhere::Elsewhere;
 use crate::error::MetaError;
-use crate::fsck::{CheckProgress, Fsck, MetaCheck, Progress, Repair, paths};
+use crate::fsck::{CheckProgress, Fsck, MetaCheck, Progress, Repair, Targets, paths};
 use crate::inode::{Data, Inode, Layout};
-use crate::names::{INO_RUN, Names};
+use crate::names::{INO_RUN, Names, first_looked_for};
+use crate::ops::layout::{LayoutInfo, WantedLayout};
 use crate::parts::{InUse, Parts};
+use crate::queue_work;
 use crate::reaper;
-use crate::rows::{FsRow, Home, StoreRow, fs_key, inode_key, owner_of, store_key};
-use crate::{LAST_INO, ROOT};
+use crate::rows::{FsRow, StoreRow, fs_key, inode_key, owner_of, store_key};
+use crate::store::{self, NewStore};
+use crate::{LAST_INO, ROOT, ops};
 use penstock_base::env::random_id;
 use penstock_base::rank::scoped;
-use penstock_base::{DecodeError, Env, ErrorKind, Features, FileId, Gate, Id128, Ino};
-use penstock_chunk::{Target, map_range};
+use penstock_base::{Env, ErrorKind, FileId, Gate, Id128, Ino, TargetId};
+use penstock_chunk::map_range;
 use penstock_kv::{Kv, WriteSet, for_each};
-use penstock_session::Clients;
+use penstock_session::{Clients, Request};
 use penstock_wire::metadata::Time;
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -32,17 +37,6 @@ pub struct FsInfo {
     pub chunk_blocks: u32,
 }
 
-/// The parameters of a store that is made, if there is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NewStore<'a> {
-    /// Name of the file system.
-    pub name: &'a str,
-    /// The arrays that it belongs to.
-    pub home: Home,
-    /// [`StoreRow::kept_stripes`].
-    pub kept_stripes: u16,
-}
-
 /// The metadata target of one fileset.
 pub struct MetaTarget {
     pub(crate) parts: Rc<Parts>,
@@ -51,21 +45,24 @@ pub struct MetaTarget {
 
 impl MetaTarget {
     /// Opens the name space in `kv`, which `chunks` shares and which belongs to the arrays in `new`. An empty
-    /// store gets an empty file system.
+    /// store gets an empty file system. The other targets serve nothing before.
     pub async fn open(
         env: &Env,
         kv: Rc<dyn Kv>,
         chunks: Rc<dyn ChunkStore>,
+        elsewhere: Elsewhere,
         gate: Rc<Gate>,
         new: NewStore<'_>,
     ) -> Result<Rc<Self>, MetaError> {
         let fs = match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
             (Some(store), Some(fs)) => {
-                keep_store(&*kv, &StoreRow::decode(&store)?, new.home).await?;
+                store::keep(&*kv, &StoreRow::decode(&store)?, new.home).await?;
                 FsRow::decode(&fs)?
             }
-            (None, None) if !has_rows(&*kv).await? => make_fs(env, &*kv, new, chunks.chunk_blocks()).await?,
-            _ => return Err(LACKING.into()),
+            (None, None) if !store::has_rows(&*kv).await? => {
+                make_fs(env, &*kv, new, chunks.chunk_blocks()).await?
+            }
+            _ => return Err(store::LACKING.into()),
         };
         // Only now: rows of a format that this release does not know stay as they are.
         let clients = Clients::load(env, &*kv, chunks.generation()).await?;
@@ -86,36 +83,15 @@ impl MetaTarget {
         }
         let fs = sound;
         let names = Names::new(env, kv, gate, fs, last_ino);
-        let parts = Parts::new(env, names, chunks, clients);
+        let parts = Parts::new(env, names, (chunks, elsewhere), clients);
         reaper::queue_removed(&parts).await?;
+        if parts.elsewhere.are_several() {
+            queue_work::load(&parts).await?;
+            drop_lost(&parts).await?;
+            env.spawn("meta queue", Box::pin(scoped(queue_work::run(parts.clone()))));
+        }
         env.spawn("meta reap", Box::pin(scoped(reaper::run(parts.clone()))));
         Ok(Rc::new(Self { parts, progress: Progress::default() }))
-    }
-
-    /// Fails if the store has features that forbid this release to change it, or rows of something else, or
-    /// none although `has_data` says that the data array was written: what no row names would be discarded.
-    /// Nothing else may be opened on it before. Returns its row, if it has one.
-    pub async fn check_store(
-        kv: &dyn Kv,
-        home: Home,
-        has_data: impl Fn() -> bool,
-    ) -> Result<Option<StoreRow>, MetaError> {
-        match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
-            (Some(store), Some(fs)) => {
-                let store = StoreRow::decode(&store)?;
-                check_home(&store, home)?;
-                FsRow::decode(&fs)?;
-                Ok(Some(store))
-            }
-            (None, None) if !has_rows(kv).await? => match has_data() {
-                true => {
-                    let why = "it is missing, and the data array has data";
-                    Err(DecodeError::Bad { what: "row of the store", why }.into())
-                }
-                false => Ok(None),
-            },
-            _ => Err(LACKING.into()),
-        }
     }
 
     /// The sessions of this file system.
@@ -139,15 +115,35 @@ impl MetaTarget {
         self.parts.is_stopped()
     }
 
-    /// Keeps a regular file from being reaped while its contents are being changed, and fails if it does not
-    /// exist.
-    pub async fn change_contents(&self, ino: Ino) -> Result<InUse<'_>, MetaError> {
-        self.parts.change_contents(ino).await
+    /// Keeps a regular file from being reaped while a target changes its part of the contents, and fails if
+    /// the file does not exist.
+    pub async fn change_contents(&self, target: TargetId, ino: Ino) -> Result<InUse<'_>, MetaError> {
+        self.parts.change_contents(target, ino).await
     }
 
-    /// Waits until all removed files without users have been dropped.
+    /// The layout of a file, or that of new files in a directory, at a path from the root.
+    pub async fn layout(&self, path: &[u8]) -> Result<LayoutInfo, MetaError> {
+        ops::layout::show(&self.parts, path).await
+    }
+
+    /// Changes the layout that new files in a directory get, or that of a file without data.
+    pub async fn set_layout(&self, path: &[u8], wanted: WantedLayout) -> Result<LayoutInfo, MetaError> {
+        ops::layout::set(&self.parts, path, wanted).await
+    }
+
+    /// Has the work carried out that waits for a target. Returns false if there was none, or it failed.
+    pub async fn make_space(&self, target: TargetId) -> bool {
+        let done = queue_work::carry_out(&self.parts, target).await;
+        done.unwrap_or_else(|error| {
+            tracing::warn!(%target, %error, "work that would free space could not be carried out");
+            false
+        })
+    }
+
+    /// Waits until all removed files without users have been dropped, on all targets that serve.
     pub async fn wait_reaped(&self) {
         reaper::wait_reaped(&self.parts).await;
+        queue_work::wait_idle(&self.parts).await;
     }
 
     /// Makes every acknowledged operation durable.
@@ -161,39 +157,47 @@ impl MetaTarget {
         paths::find(self.parts.names.kv(), inos).await
     }
 
-    /// Checks everything as of one moment: changes wait until it has finished. `target` stores the chunks.
-    pub async fn check(&self, target: &Target) -> Result<MetaCheck, MetaError> {
+    /// Checks everything as of one moment: changes wait until it has finished.
+    pub async fn check(&self, targets: Targets<'_>) -> Result<MetaCheck, MetaError> {
         // Before changes must wait for it.
-        target.sweep().await?;
+        for target in targets.all() {
+            target.sweep().await?;
+        }
         let turn = self.parts.names.turn().await;
-        match target.commit_all().await {
-            // These are in no row yet.
-            Err(error) if error.kind() == ErrorKind::NoSpace => {
-                tracing::warn!(%error, "some writes have no space, and are not checked");
+        for target in targets.all() {
+            match target.commit_all().await {
+                // These are in no row yet.
+                Err(error) if error.kind() == ErrorKind::NoSpace => {
+                    tracing::warn!(%error, "some writes have no space, and are not checked");
+                }
+                committed => committed?,
             }
-            committed => committed?,
         }
         let quiet = turn.gate().quiesce().await;
-        Fsck::begin(&turn, target, &quiet, &self.progress, false).check().await
+        Fsck::begin(&turn, targets, &quiet, &self.progress, false).check().await
     }
 
     /// Repairs the file system. The caller must serve no request meanwhile, and nobody may have files open,
-    /// except files in the queue of removed files. `target` stores the chunks.
-    pub async fn repair(&self, target: &Target) -> Result<Repair, MetaError> {
-        target.sweep().await?;
+    /// except files in the queue of removed files.
+    pub async fn repair(&self, targets: Targets<'_>) -> Result<Repair, MetaError> {
+        for target in targets.all() {
+            target.sweep().await?;
+        }
         let turn = self.parts.names.turn().await;
-        match target.commit_all().await {
-            // There may be space for them in groups of which bits are lost.
-            Err(error) if error.kind() == ErrorKind::NoSpace => {
-                let quiet = turn.gate().quiesce().await;
-                target.fsck(&quiet).mark_owned().await?;
-                drop(quiet);
-                target.commit_all().await?;
+        for target in targets.all() {
+            match target.commit_all().await {
+                // There may be space for them in groups of which bits are lost.
+                Err(error) if error.kind() == ErrorKind::NoSpace => {
+                    let quiet = turn.gate().quiesce().await;
+                    target.fsck(&quiet).mark_owned().await?;
+                    drop(quiet);
+                    target.commit_all().await?;
+                }
+                committed => committed?,
             }
-            committed => committed?,
         }
         let quiet = turn.gate().quiesce().await;
-        let result = Fsck::begin(&turn, target, &quiet, &self.progress, true).repair().await;
+        let result = Fsck::begin(&turn, targets, &quiet, &self.progress, true).repair().await;
         reaper::queue_removed(&self.parts).await?;
         self.parts.removed.borrow_mut().retry_all();
         self.parts.wake_reaper();
@@ -203,7 +207,7 @@ impl MetaTarget {
     /// Records that a restored file system was repaired.
     pub async fn set_repaired(&self) -> Result<(), MetaError> {
         let kv = self.parts.names.kv();
-        let Some(row) = kv.get(store_key()).await? else { return Err(LACKING.into()) };
+        let Some(row) = kv.get(store_key()).await? else { return Err(store::LACKING.into()) };
         let store = StoreRow::decode(&row)?;
         if !store.is_unrepaired {
             return Ok(());
@@ -218,6 +222,42 @@ impl MetaTarget {
     pub fn check_progress(&self) -> Option<CheckProgress> {
         self.progress.get()
     }
+}
+
+/// Drops what other targets have of files that a crash of the names has lost, and marks those that it has not
+/// lost as spread. Nobody is served before: a client may make a lost file again, under its number.
+async fn drop_lost(parts: &Parts) -> Result<(), MetaError> {
+    let reserved = parts.names.fs().reserved_ino;
+    let (first, end) = (Ino(first_looked_for(reserved).0 + 1), Ino(LAST_INO.0 + 1));
+    let mut spread = BTreeSet::new();
+    for target in parts.elsewhere.serving() {
+        let mut has_dropped = false;
+        for ino in target.inodes_from(first.max(ROOT), end).await? {
+            match parts.names.stored_inode(ino).await {
+                Ok(inode) if inode.is_spread => {}
+                Ok(_) => drop(spread.insert(ino)),
+                Err(MetaError::Posix(Errno::STALE)) => {
+                    tracing::info!(%ino, target = %target.id(), "a file is dropped that a crash has lost");
+                    target.remove(FileId::main(ino)).await?;
+                    has_dropped = true;
+                }
+                // A check reports it.
+                Err(MetaError::Row(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if has_dropped {
+            target.sync().await?;
+        }
+    }
+    for ino in spread {
+        let turn = parts.names.turn().await;
+        let inode = Inode { is_spread: true, ..turn.stored_inode(ino).await? };
+        let mut writes = WriteSet::new();
+        writes.changes_what_is_there();
+        turn.commit(Request::default(), writes, vec![inode], &[]).await?;
+    }
+    Ok(())
 }
 
 /// Returns the number behind which inode numbers are free: the highest reserved one, or a higher one that is
@@ -247,56 +287,17 @@ async fn highest_in_use(kv: &dyn Kv, reserved: u64) -> Result<u64, MetaError> {
     Ok(highest)
 }
 
-/// A store with rows and without the first ones. A new file system would take the place of the root
-/// directory.
-const LACKING: DecodeError = DecodeError::Bad {
-    what: "row of the store",
-    why: "it is missing, or that of the file system, and others are there",
-};
-
-/// True if a store has a row.
-async fn has_rows(kv: &dyn Kv) -> Result<bool, MetaError> {
-    Ok(!kv.keys(Vec::new(), vec![0xff; 16], 1).await?.is_empty())
-}
-
-/// Fails if the rows of a store are of other arrays: their blocks are there.
-fn check_home(store: &StoreRow, home: Home) -> Result<(), MetaError> {
-    let (Home { pool, data }, wanted) = (store.home, home);
-    match store.home == home {
-        true => Ok(()),
-        false => Err(MetaError::Foreign { pool, data, wanted: wanted.data }),
-    }
-}
-
-/// Checks the row of a store, and drops the features from it that this release does not maintain.
-async fn keep_store(kv: &dyn Kv, store: &StoreRow, home: Home) -> Result<(), MetaError> {
-    check_home(store, home)?;
-    let features = store.features.maintained();
-    if features == store.features {
-        return Ok(());
-    }
-    tracing::warn!(features = ?store.features, "features that this release does not maintain are dropped");
-    let mut writes = WriteSet::new();
-    writes.put(store_key(), StoreRow { features, ..store.clone() }.encode()).reclaims();
-    Ok(kv.commit_durable(writes).await?)
-}
-
-async fn make_fs(
-    env: &Env,
-    kv: &dyn Kv,
-    NewStore { name, home, kept_stripes }: NewStore<'_>,
-    chunk_blocks: u32,
-) -> Result<FsRow, MetaError> {
+async fn make_fs(env: &Env, kv: &dyn Kv, new: NewStore<'_>, chunk_blocks: u32) -> Result<FsRow, MetaError> {
     let now = env.wall_ns();
-    let store = StoreRow { features: Features::default(), home, kept_stripes, is_unrepaired: false };
     let fs = FsRow {
         id: random_id(env),
-        name: name.to_owned(),
+        name: new.name.to_owned(),
         created_ns: now,
         secret: random_id(env),
         reserved_ino: ROOT.0 + INO_RUN,
         last_session: 0,
         chunk_blocks,
+        last_queued: 0,
     };
     let root = Inode {
         ino: ROOT,
@@ -310,11 +311,15 @@ async fn make_fs(
         truncations: 0,
         parent: ROOT,
         entries: 0,
-        layout: Layout::of_one_target(chunk_blocks),
+        layout: match new.home.is_one_of_several {
+            true => Layout::of_all_targets(chunk_blocks),
+            false => Layout::of_one_target(chunk_blocks),
+        },
         data: Data::None,
+        is_spread: false,
     };
     let mut writes = WriteSet::new();
-    writes.put(store_key(), store.encode());
+    new.put(&mut writes);
     writes.put(fs_key(), fs.encode()).put(inode_key(ROOT), root.encode());
     kv.commit(writes).await?;
     kv.flush().await?;

@@ -7,6 +7,7 @@ mod hello;
 mod links;
 mod memory;
 mod model;
+mod others;
 mod reaping;
 mod rename;
 mod xattrs;

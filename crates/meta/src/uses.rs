@@ -21,8 +21,8 @@ enum State {
     Used {
         /// The number of uses, at least one.
         count: u64,
-        /// The owner that a change gave it since it is in use.
-        owner: Option<Owner>,
+        /// The owner and the truncate generation that a change gave it last since it is in use.
+        changed: Option<(Owner, u64)>,
     },
     /// It is being deleted, or an attempt at that deleted a part.
     Going { is_partly_gone: bool },
@@ -38,7 +38,7 @@ impl Uses {
         match self.0.get_mut(&ino) {
             Some(State::Going { .. }) => return Err(IsGoing),
             Some(State::Used { count, .. }) => *count += times,
-            None if times > 0 => drop(self.0.insert(ino, State::Used { count: times, owner: None })),
+            None if times > 0 => drop(self.0.insert(ino, State::Used { count: times, changed: None })),
             None => {}
         }
         Ok(())
@@ -67,18 +67,18 @@ impl Uses {
         matches!(self.0.get(&ino), Some(State::Used { .. }))
     }
 
-    /// The owner of an inode was changed.
-    pub(crate) fn note_owner(&mut self, ino: Ino, owner: Owner) {
-        if let Some(State::Used { count, owner: last }) = self.0.get_mut(&ino) {
+    /// The owner of an inode or its truncate generation was changed.
+    pub(crate) fn note_change(&mut self, ino: Ino, owner: Owner, truncations: u64) {
+        if let Some(State::Used { count, changed }) = self.0.get_mut(&ino) {
             assert!(*count > 0, "inode {ino} is in use");
-            *last = Some(owner);
+            *changed = Some((owner, truncations));
         }
     }
 
-    /// The owner that a change gave an inode since it is in use.
-    pub(crate) fn last_owner(&self, ino: Ino) -> Option<Owner> {
+    /// The owner and the truncate generation that a change gave an inode since it is in use.
+    pub(crate) fn last_change(&self, ino: Ino) -> Option<(Owner, u64)> {
         match self.0.get(&ino) {
-            Some(State::Used { owner, .. }) => *owner,
+            Some(State::Used { changed, .. }) => *changed,
             _ => None,
         }
     }
@@ -222,15 +222,15 @@ mod tests {
     fn a_change_of_the_owner_is_known_until_the_last_use_ends() {
         let mut uses = Uses::default();
         let owner = |uid| Owner { uid, ..Owner::default() };
-        uses.note_owner(Ino(7), owner(1));
-        assert_eq!(uses.last_owner(Ino(7)), None, "nobody uses it");
+        uses.note_change(Ino(7), owner(1), 1);
+        assert_eq!(uses.last_change(Ino(7)), None, "nobody uses it");
         uses.begin(Ino(7), 2).unwrap();
         for uid in [2, 3] {
-            uses.note_owner(Ino(7), owner(uid));
-            assert_eq!(uses.last_owner(Ino(7)), Some(owner(uid)));
+            uses.note_change(Ino(7), owner(uid), uid.into());
+            assert_eq!(uses.last_change(Ino(7)), Some((owner(uid), uid.into())));
         }
-        assert!(!uses.end(Ino(7), 1) && uses.last_owner(Ino(7)) == Some(owner(3)));
-        assert!(uses.end(Ino(7), 1) && uses.last_owner(Ino(7)).is_none());
+        assert!(!uses.end(Ino(7), 1) && uses.last_change(Ino(7)) == Some((owner(3), 3)));
+        assert!(uses.end(Ino(7), 1) && uses.last_change(Ino(7)).is_none());
     }
 
     #[test]

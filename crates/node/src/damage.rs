@@ -2,7 +2,8 @@
 
 use crate::event::{EventKind, Severity};
 use crate::events::Events;
-use penstock_chunk::Target;
+use crate::stack::Stack;
+use penstock_base::StackNo;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ const NAMED_FILES: usize = 5;
 /// Damaged files as last looked up, and the unreadable stripes from which they were derived.
 #[derive(Default)]
 struct Found {
-    stripes: Vec<u64>,
+    stripes: Vec<(StackNo, u64)>,
     /// Inode numbers only: names are shown on request, and not in events and reports that may be passed on.
     inodes: Vec<u64>,
 }
@@ -30,17 +31,27 @@ pub(crate) struct Damage {
 impl Damage {
     /// Looks up the damaged files again if the set of unreadable stripes has changed, and adds an event about
     /// the file system `object` for each new one.
-    pub(crate) async fn watch(&self, stripes: Vec<u64>, target: &Target, object: &str, events: &Events) {
+    pub(crate) async fn watch(
+        &self,
+        stripes: Vec<(StackNo, u64)>,
+        stacks: &[Stack],
+        object: &str,
+        events: &Events,
+    ) {
         if self.found.borrow().stripes == stripes {
             return;
         }
-        let inodes: Vec<u64> = match target.damaged().await {
-            Ok(runs) => runs.keys().map(|ino| ino.0).collect(),
-            Err(error) => {
-                tracing::error!(%error, "the files that are damaged cannot be found");
-                return;
+        let mut inodes = BTreeSet::new();
+        for stack in stacks {
+            match stack.target.damaged().await {
+                Ok(runs) => inodes.extend(runs.keys().map(|ino| ino.0)),
+                Err(error) => {
+                    tracing::error!(%error, "the files that are damaged cannot be found");
+                    return;
+                }
             }
-        };
+        }
+        let inodes: Vec<u64> = inodes.into_iter().collect();
         let known: BTreeSet<u64> = self.found.borrow().inodes.iter().copied().collect();
         for inode in inodes.iter().filter(|inode| !known.contains(*inode)).take(NAMED_MOST) {
             let text = format!("data of inode {inode} cannot be read; `penstock fs damaged` names it");

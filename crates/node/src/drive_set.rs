@@ -10,7 +10,7 @@ use crate::events::Events;
 use crate::layout::allocate;
 use penstock_array::{Array, MemberNo, clear_label};
 use penstock_base::env::random_id;
-use penstock_base::{DriveId, Env, StoreId};
+use penstock_base::{DriveId, Env, Features, StoreId};
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError, slices_end};
 use penstock_drive::{DriveHandle, Slice};
 use std::cell::{Ref, RefCell};
@@ -26,6 +26,8 @@ pub struct DriveSet {
     env: Env,
     backing: Rc<dyn Backing>,
     store: StoreId,
+    /// Stacks of the store.
+    stacks: u16,
     arrays: Vec<Rc<Array>>,
     events: Rc<Events>,
     list: RefCell<Vec<Rc<DriveHandle>>>,
@@ -43,7 +45,7 @@ impl DriveSet {
     pub(crate) fn new(
         env: &Env,
         backing: Rc<dyn Backing>,
-        store: StoreId,
+        (store, stacks): (StoreId, u16),
         arrays: &[Rc<Array>],
         events: &Rc<Events>,
         drives: Vec<Rc<DriveHandle>>,
@@ -52,6 +54,7 @@ impl DriveSet {
             env: env.clone(),
             backing,
             store,
+            stacks,
             arrays: arrays.to_vec(),
             events: events.clone(),
             list: RefCell::new(drives),
@@ -208,6 +211,8 @@ impl DriveSet {
             pool: self.arrays.first().map(|array| array.pool()).unwrap_or_default(),
             size_bytes: drive.size_bytes(),
             created_ns: self.env.wall_ns(),
+            stacks: self.stacks,
+            features: Features::of_stacks(self.stacks > 1),
             ..Superblock::default()
         };
         Ok(DriveHandle::online(self.env.clone(), path, drive, superblock))

@@ -45,6 +45,8 @@ pub enum EventKind {
     DriveOutdated,
     /// An administrator had an array start without drives that have data which no other drive has.
     LossAccepted,
+    /// A stack did not open, and the others serve without its data.
+    StackAbsent,
     /// A blank drive replaced another one.
     DriveReplaced,
     /// A drive has become much slower than the others.

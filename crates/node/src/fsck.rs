@@ -15,10 +15,11 @@ use crate::report::{
 use penstock_array::format::descriptor::Role;
 use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, FindingKind, Ino};
-use penstock_chunk::DamagedRuns;
+use penstock_chunk::Target;
 use penstock_chunk::copies::is_copy;
-use penstock_meta::{MetaCheck, MetaError};
-use std::collections::BTreeSet;
+use penstock_meta::{LayoutInfo, MetaCheck, MetaError, Targets, WantedLayout};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 fn findings(check: &MetaCheck) -> FindingsReport {
@@ -62,20 +63,29 @@ impl Node {
     /// Checks the file system: names, links, chunks, extents and bitmaps against each other.
     pub async fn check_fs(&self) -> Result<FsCheckReport, AdminError> {
         self.meta.wait_reaped().await;
-        let check = scoped(self.meta.check(&self.target)).await?;
+        let others = self.other_targets();
+        let targets = Targets { home: &self.home().target, others: &others };
+        let check = scoped(self.meta.check(targets)).await?;
         Ok(report(&check, None))
+    }
+
+    /// The targets of other stacks than that of the names.
+    fn other_targets(&self) -> Vec<Rc<Target>> {
+        self.stacks[1..].iter().map(|stack| stack.target.clone()).collect()
     }
 
     /// Checks and repairs the file system. Requests wait meanwhile. Refused while the file system is mounted.
     pub async fn repair_fs(&self) -> Result<FsCheckReport, AdminError> {
-        if self.copies.is_making() {
+        if self.stacks.iter().any(|stack| stack.copies.is_making()) {
             let why = "nothing was repaired: a copy of names and maps is being made; try again later";
             return Err(AdminError::Refused(why.into()));
         }
         let _out_of_use = self.serving.write().await;
         self.refuse_while_mounted()?;
         self.meta.wait_reaped().await;
-        let repair = scoped(self.meta.repair(&self.target)).await?;
+        let others = self.other_targets();
+        let targets = Targets { home: &self.home().target, others: &others };
+        let repair = scoped(self.meta.repair(targets)).await?;
         let file = |(ino, paths): (Ino, Vec<String>)| FileReport { inode: ino.0, paths };
         let done = FsRepairReport {
             before: findings(&repair.before),
@@ -96,6 +106,16 @@ impl Node {
             format!("repair: {}", report.result),
         );
         Ok(report)
+    }
+
+    /// The layout of a file, or that of new files in a directory, at a path from the root.
+    pub async fn layout(&self, path: &str) -> Result<LayoutInfo, AdminError> {
+        Ok(scoped(self.meta.layout(path.as_bytes())).await?)
+    }
+
+    /// Changes the layout that new files in a directory get, or that of a file without data.
+    pub async fn set_layout(&self, path: &str, wanted: WantedLayout) -> Result<LayoutInfo, AdminError> {
+        Ok(scoped(self.meta.set_layout(path.as_bytes(), wanted)).await?)
     }
 
     /// The report of the restore that this start was; none if it was none.
@@ -130,30 +150,39 @@ impl Node {
     /// Lists files whose data cannot be read any more, from the stripes that reads or scrubs found
     /// unreadable.
     pub async fn damaged_fs(&self) -> Result<DamagedReport, AdminError> {
-        let runs = self.target.damaged().await.map_err(MetaError::from)?;
-        // Copies of the map are no files of users, and are made again.
-        let runs: DamagedRuns = runs.into_iter().filter(|(ino, _)| !is_copy(*ino)).collect();
-        let inos: BTreeSet<Ino> = runs.keys().copied().collect();
+        let mut ranges: BTreeMap<Ino, Vec<DamagedRange>> = BTreeMap::new();
+        for stack in &self.stacks {
+            for (ino, runs) in stack.target.damaged().await.map_err(MetaError::from)? {
+                // Copies of the map are no files of users, and are made again.
+                if is_copy(ino) {
+                    continue;
+                }
+                let range = |(first, blocks, volume_block): (u64, u64, u64)| DamagedRange {
+                    offset_bytes: first * BLOCK,
+                    length_bytes: blocks * BLOCK,
+                    target: stack.target_id().0,
+                    volume_block,
+                    blocks,
+                };
+                ranges.entry(ino).or_default().extend(runs.into_iter().map(range));
+            }
+        }
+        let inos: BTreeSet<Ino> = ranges.keys().copied().collect();
         let mut paths = self.meta.find_paths(&inos).await?;
-        let range = |(first, blocks, volume_block): (u64, u64, u64)| DamagedRange {
-            offset_bytes: first * BLOCK,
-            length_bytes: blocks * BLOCK,
-            volume_block,
-            blocks,
+        let file = |(ino, mut ranges): (Ino, Vec<DamagedRange>)| {
+            ranges.sort_by_key(|range| range.offset_bytes);
+            DamagedFile { inode: ino.0, paths: paths.remove(&ino).unwrap_or_default(), ranges }
         };
-        let files: Vec<DamagedFile> = runs
-            .into_iter()
-            .map(|(ino, runs)| DamagedFile {
-                inode: ino.0,
-                paths: paths.remove(&ino).unwrap_or_default(),
-                ranges: runs.into_iter().map(range).collect(),
-            })
-            .collect();
+        let files: Vec<DamagedFile> = ranges.into_iter().map(file).collect();
         Ok(DamagedReport {
             damaged_bytes: files.iter().flat_map(|file| &file.ranges).map(|range| range.length_bytes).sum(),
             files,
             unreadable_stripes: self.unreadable(Role::Data).len() as u64,
-            unreadable_metadata_stripes: self.unreadable(Role::Metadata),
+            unreadable_metadata_stripes: self
+                .unreadable(Role::Metadata)
+                .into_iter()
+                .map(|(_, stripe)| stripe)
+                .collect(),
         })
     }
 }

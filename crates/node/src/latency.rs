@@ -3,10 +3,10 @@
 use crate::event::{EventKind, Severity, drive_object};
 use crate::events::Events;
 use crate::report::LatencyReport;
+use crate::stack::Stack;
 use penstock_array::Array;
 use penstock_base::{DriveId, Histogram};
 use penstock_drive::DriveHandle;
-use penstock_kv::AheadKv;
 use penstock_wire::Kind;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -148,10 +148,10 @@ impl SlowDrives {
     }
 }
 
-/// Latencies of the services, the key-value store, the arrays and the drives.
+/// Latencies of the services, the key-value stores, the arrays and the drives.
 pub(crate) fn latencies(
     service: &ServiceLatency,
-    kv: &AheadKv,
+    stacks: &[Stack],
     arrays: &[Rc<Array>],
     drives: &[Rc<DriveHandle>],
 ) -> Vec<LatencyReport> {
@@ -160,9 +160,14 @@ pub(crate) fn latencies(
         LatencyReport::new("target", "write", "", &service.write),
         LatencyReport::new("target", "commit", "", &service.commit),
         LatencyReport::new("metadata", "request", "", &service.names),
-        LatencyReport::new("kv", "commit", "", &kv.latency().commit),
-        LatencyReport::new("kv", "flush", "", &kv.latency().flush),
     ];
+    for stack in stacks {
+        // The name of its array, if there are several.
+        let object = if stacks.len() > 1 { stack.arrays.meta.name().to_owned() } else { String::new() };
+        let latency = stack.kv.latency();
+        reports.push(LatencyReport::new("kv", "commit", &object, &latency.commit));
+        reports.push(LatencyReport::new("kv", "flush", &object, &latency.flush));
+    }
     for array in arrays {
         let latency = array.latency();
         for (layer, op, histogram) in [

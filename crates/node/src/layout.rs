@@ -1,6 +1,9 @@
 //! Layout of a store over its drives, and making a store.
 //!
-//! drive = superblock | metadata slice | data slice | superblock
+//! drive = superblock | metadata slice, data slice of stack 0 | those of stack 1 | ... | superblock
+//!
+//! Each stack has a metadata array and a data array on the drives. The carriers of their logs begin at
+//! another drive for each array, so that flushes are spread over all drives.
 //!
 //! Arrays with their labels are written first and superblocks last, so a power cut while a store is made
 //! leaves drives without superblocks, which are never taken for a store.
@@ -14,7 +17,7 @@ use penstock_array::format::descriptor::Role;
 use penstock_array::{ArrayError, CreateSpec, Geometry, create};
 use penstock_base::env::random_id;
 use penstock_base::num::{to_u16, to_u32};
-use penstock_base::{BLOCK_BYTES, DriveId, Env, PoolId, StoreId};
+use penstock_base::{BLOCK_BYTES, DriveId, Env, Features, MOST_STACKS, PoolId, StackNo, StoreId};
 use penstock_drive::superblock::{self, SLICE_ALIGN_BYTES, SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveHandle, Slice};
 use std::ops::Range;
@@ -38,28 +41,55 @@ const MOST_STRIP_BYTES: u64 = 1 << 20;
 /// Segments of a log, or more if the code needs more.
 const SEGMENTS: u64 = 32;
 
+/// Bytes of each drive for which a stack is made by default.
+const BYTES_OF_A_STACK: u64 = 2 << 30;
+
 /// Parameters of a store to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSpec {
-    /// Parameters of the data array.
+    /// Parameters of the data array of the first stack.
     pub data: CreateSpec,
-    /// Parameters of the metadata array.
+    /// Parameters of the metadata array of the first stack.
     pub meta: CreateSpec,
     /// Size of each drive in bytes.
     pub drive_bytes: u64,
     /// Size of a metadata slice in bytes.
     pub meta_slice_bytes: u64,
+    /// Number of stacks.
+    pub stacks: u16,
+}
+
+/// An array of a store to be made.
+struct NewArray {
+    spec: CreateSpec,
+    /// The bytes of each drive that it gets.
+    slice: Range<u64>,
+}
+
+/// The number of stacks of a new store for which nobody asks for a number: the greatest power of two that is
+/// at most the number of cores, 64, and the drive's size in 2 GiB.
+pub fn default_stacks(cores: usize, drive_bytes: u64) -> u16 {
+    let most = (cores as u64).min(drive_bytes / BYTES_OF_A_STACK).min(MOST_STACKS.into());
+    match most.checked_ilog2() {
+        Some(power) => 1 << power,
+        None => 1,
+    }
 }
 
 impl StoreSpec {
     /// A store of this plan on drives of `drive_bytes` each, with strips of a suitable size. Refused if the
     /// drives are too small.
     pub fn new(plan: &Plan, drive_bytes: u64) -> Result<Self, StartError> {
-        Self::with_strips(plan, drive_bytes, None)
+        Self::with_stacks(plan, drive_bytes, None, 1)
     }
 
-    /// The same with strips of so many bytes of data in the data array, if given.
-    pub fn with_strips(plan: &Plan, drive_bytes: u64, strip_bytes: Option<u64>) -> Result<Self, StartError> {
+    /// The same with strips of so many bytes of data in data arrays, if given, and with so many stacks.
+    pub fn with_stacks(
+        plan: &Plan,
+        drive_bytes: u64,
+        strip_bytes: Option<u64>,
+        stacks: u16,
+    ) -> Result<Self, StartError> {
         let (k, m) = plan.code();
         let block = BLOCK_BYTES as u64;
         if let Some(bytes) = strip_bytes
@@ -69,19 +99,25 @@ impl StoreSpec {
                 "a strip has 4 KiB to 1 MiB of data, and that is a power of two, not {bytes} bytes"
             )));
         }
-        if drive_bytes < MIN_DRIVE_BYTES {
+        if !(1..=MOST_STACKS).contains(&stacks) {
+            return Err(StartError::Refused(format!("a store has 1 to {MOST_STACKS} targets, not {stacks}")));
+        }
+        let least = MIN_DRIVE_BYTES * u64::from(stacks);
+        if drive_bytes < least {
             return Err(StartError::Refused(format!(
-                "drives of {drive_bytes} bytes are too small: a store needs {} MiB each",
-                MIN_DRIVE_BYTES >> 20
+                "drives of {drive_bytes} bytes are too small: a store of {stacks} targets needs {} MiB each",
+                least >> 20
             )));
         }
+        // The part of a drive that a stack has.
+        let part_bytes = drive_bytes / u64::from(stacks);
         let strip_blocks = match STRIPE_BLOCKS.is_multiple_of(k) {
             true => to_u32(STRIPE_BLOCKS / k).clamp(LONG_STRIP_BLOCKS, STRIP_BLOCKS),
             false if k < STRIPE_BLOCKS / LONG_STRIP_BLOCKS as usize => STRIP_BLOCKS,
             false => LONG_STRIP_BLOCKS,
         };
         let strip_blocks = strip_bytes.map_or(strip_blocks, |bytes| to_u32(bytes / block));
-        let log_bytes = (drive_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20);
+        let log_bytes = (part_bytes / 16).clamp(16 << 20, 64 << 20) / (1 << 20) * (1 << 20);
         let array = |name: &str, role, plan: &Plan, strip_blocks, first_carrier| {
             let (k, m) = plan.code();
             let layout = plan.layout()?;
@@ -97,7 +133,7 @@ impl StoreSpec {
             })
         };
         // All drives together have as much as an eighth of each of 1+m drives.
-        let share = drive_bytes / 8 * (1 + m) as u64 / plan.drives() as u64;
+        let share = part_bytes / 8 * (1 + m) as u64 / plan.drives() as u64;
         let meta_slice_bytes = share.max(LEAST_META_BYTES) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
         // Two arrays carry their logs on different drives if there are enough.
         let (first_of_data, meta) = ((1 + m) % plan.drives(), plan.metadata());
@@ -106,21 +142,22 @@ impl StoreSpec {
             meta: array("meta", Role::Metadata, &meta, STRIP_BLOCKS, 0)?,
             drive_bytes,
             meta_slice_bytes,
+            stacks,
         };
-        assert!(meta_slice_bytes < drive_bytes, "a metadata slice of {meta_slice_bytes} bytes");
+        assert!(meta_slice_bytes < part_bytes, "a metadata slice of {meta_slice_bytes} bytes");
         spec.meta.log_bytes = log_bytes.min(meta_slice_bytes / 4 / (1 << 20) * (1 << 20));
-        let slices = [spec.meta_slice(), spec.data_slice()].map(|slice| slice.end - slice.start);
+        let slices = [meta_slice_bytes, spec.data_slice_bytes()];
         for (array, slice_bytes) in [&mut spec.meta, &mut spec.data].into_iter().zip(slices) {
             fit_log(array, slice_bytes)?;
         }
         Ok(spec)
     }
 
-    /// Bytes of data that fit into the data array.
+    /// Bytes of data that fit into the data arrays.
     pub fn data_bytes(&self) -> Result<u64, StartError> {
-        let slice = self.data_slice();
-        let geometry = Geometry::fit(&self.data, slice.end - slice.start)?;
-        Ok(geometry.stripes * u64::from(geometry.stripe_blocks()) * BLOCK_BYTES as u64)
+        let geometry = Geometry::fit(&self.data, self.data_slice_bytes())?;
+        let bytes = geometry.stripes * u64::from(geometry.stripe_blocks()) * BLOCK_BYTES as u64;
+        Ok(bytes * u64::from(self.stacks))
     }
 
     /// The store in figures, as it would be made by this plan. A rebuild may read and write each drive at
@@ -128,14 +165,14 @@ impl StoreSpec {
     pub fn report(&self, plan: &Plan, read_rate: u64, write_rate: u64) -> Result<PlanReport, StartError> {
         let (usable_bytes, drives) = (self.data_bytes()?, plan.drives() as u64);
         let raw_bytes = drives * self.drive_bytes;
-        let slice = self.data_slice();
         let stripe_bytes = u64::from(self.data.strip_blocks) * (self.data.k * BLOCK_BYTES) as u64;
-        let full = (slice.end - slice.start) as f64;
+        let full = (self.data_slice_bytes() * u64::from(self.stacks)) as f64;
         Ok(PlanReport {
             drives,
             drive_bytes: self.drive_bytes,
             code: format!("{}+{}", self.data.k, self.data.m),
             plan: plan.describe(),
+            targets: self.stacks.into(),
             strip_bytes: stripe_bytes / self.data.k as u64,
             stripe_bytes,
             raw_bytes,
@@ -154,12 +191,32 @@ impl StoreSpec {
         self.data.layout.members()
     }
 
-    fn meta_slice(&self) -> Range<u64> {
-        SLICE_ALIGN_BYTES..SLICE_ALIGN_BYTES + self.meta_slice_bytes
+    /// Bytes of each drive that a stack has.
+    fn stack_bytes(&self) -> u64 {
+        let bytes = superblock::slices_end(self.drive_bytes) - SLICE_ALIGN_BYTES;
+        bytes / u64::from(self.stacks) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES
     }
 
-    fn data_slice(&self) -> Range<u64> {
-        self.meta_slice().end..superblock::slices_end(self.drive_bytes)
+    fn data_slice_bytes(&self) -> u64 {
+        self.stack_bytes() - self.meta_slice_bytes
+    }
+
+    /// The arrays of a stack, that of the metadata first.
+    fn arrays_of(&self, stack: StackNo) -> [NewArray; 2] {
+        assert!(stack.0 < self.stacks, "a store of {} stacks has no stack {stack}", self.stacks);
+        let begin = SLICE_ALIGN_BYTES + u64::from(stack.0) * self.stack_bytes();
+        let data_at = begin + self.meta_slice_bytes;
+        [(&self.meta, begin..data_at), (&self.data, data_at..begin + self.stack_bytes())].map(
+            |(spec, slice)| {
+                let (members, turn) = (spec.layout.members(), usize::from(stack.0) * (1 + spec.m));
+                let name = match self.stacks {
+                    1 => spec.name.clone(),
+                    _ => format!("{}.{stack}", spec.name),
+                };
+                let first_carrier = (spec.first_carrier + turn) % members;
+                NewArray { spec: CreateSpec { stack, name, first_carrier, ..spec.clone() }, slice }
+            },
+        )
     }
 }
 
@@ -317,13 +374,16 @@ pub async fn create_store(
             pool,
             size_bytes: drive.size_bytes(),
             created_ns: env.wall_ns(),
+            stacks: spec.stacks,
+            features: Features::of_stacks(spec.stacks > 1),
             ..Superblock::default()
         };
         handles.push(DriveHandle::online(env.clone(), path.clone(), drive, superblock));
     }
     let mut tables: Vec<Vec<SliceEntry>> = vec![Vec::new(); handles.len()];
-    for (array_spec, range) in [(&spec.meta, spec.meta_slice()), (&spec.data, spec.data_slice())] {
-        let array_spec = CreateSpec { pool, ..array_spec.clone() };
+    let arrays = (0..spec.stacks).flat_map(|stack| spec.arrays_of(StackNo(stack)));
+    for NewArray { spec: array_spec, slice: range } in arrays {
+        let array_spec = CreateSpec { pool, ..array_spec };
         let members = handles.iter().take(array_spec.layout.members());
         let slices: Vec<Slice> = members.map(|drive| cut(drive, &range)).collect();
         let geometry = Geometry::fit(&array_spec, slices[0].len())?;
@@ -376,7 +436,7 @@ mod tests {
     fn a_store_has_strips_of_the_size_that_is_asked_for() {
         let plan = Plan::of_code(6, 4, 2).unwrap();
         for kib in [4, 8, 64, 128, 1024] {
-            let spec = StoreSpec::with_strips(&plan, 1 << 40, Some(kib << 10)).unwrap();
+            let spec = StoreSpec::with_stacks(&plan, 1 << 40, Some(kib << 10), 1).unwrap();
             assert_eq!(u64::from(spec.data.strip_blocks) * 4, kib);
             let raw = 6u64 << 40;
             let share = spec.data_bytes().unwrap() as f64 / raw as f64;
@@ -385,7 +445,7 @@ mod tests {
             assert!((0.8..1.0).contains(&(share / expected)), "{kib} KiB: {share} of {expected}");
         }
         for bytes in [0, 512, 4095, 4097, 12 << 10, 2 << 20, u64::MAX] {
-            assert!(StoreSpec::with_strips(&plan, 1 << 40, Some(bytes)).is_err(), "{bytes}");
+            assert!(StoreSpec::with_stacks(&plan, 1 << 40, Some(bytes), 1).is_err(), "{bytes}");
         }
     }
 

@@ -2,8 +2,8 @@
 
 mod restore;
 
-pub(crate) use restore::{Arrays, restore_rows, with_copy};
 pub use restore::{Consent, Restore};
+pub(crate) use restore::{restore_rows, with_copy};
 
 use crate::error::AdminError;
 use crate::event::{EventKind, Severity};

@@ -1,5 +1,5 @@
-//! All roles of one machine, assembled: drives, arrays, key-value store, target, metadata target and
-//! sessions.
+//! All roles of one machine, assembled: drives, stacks with their arrays, key-value stores and targets, the
+//! metadata target and sessions.
 
 use crate::damage::Damage;
 use crate::drive_set::DriveSet;
@@ -12,15 +12,18 @@ use crate::keeper::Keeper;
 use crate::latency::{ServiceLatency, SlowDrives};
 use crate::map_copies::MapCopies;
 use crate::pool_settings::{AllSettings, PoolChange};
-use crate::report::{PoolReport, ScrubSummary, SpaceReport};
+use crate::report::{MapCopyReport, PoolReport, ScrubSummary, SpaceReport};
 use crate::scrubs::Scrubs;
+use crate::stack::{Absent, Stack};
+use futures_util::future::join_all;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayState};
-use penstock_base::{Env, StoreId};
-use penstock_chunk::Target;
+use penstock_base::rank::scoped;
+use penstock_base::{Env, StackNo, StoreId, TargetId};
+use penstock_chunk::SpaceUsage;
 use penstock_chunk::copies::Restored;
 use penstock_drive::DriveHandle;
-use penstock_kv::{AheadKv, Kv};
+use penstock_kv::{Kv, Usage};
 use penstock_meta::MetaTarget;
 use penstock_session::{Clients, SessionInfo};
 use std::cell::{Cell, RefCell};
@@ -36,15 +39,14 @@ const STUCK_LOOK: Duration = Duration::from_millis(500);
 pub struct Node {
     pub(crate) env: Env,
     pub(crate) drives: Rc<DriveSet>,
-    pub(crate) kv: Rc<AheadKv>,
-    pub(crate) target: Rc<Target>,
-    pub(crate) copies: Rc<MapCopies>,
+    /// The stacks that serve, in their order. The first one has the names.
+    pub(crate) stacks: Vec<Stack>,
+    /// The stacks that do not.
+    pub(crate) absent: Vec<Absent>,
     /// The restore that this start was, if it was one.
     pub(crate) restored: RefCell<Option<Restored>>,
     /// The sessions of all clients.
     pub(crate) clients: Rc<Clients>,
-    /// Serves data requests.
-    pub(crate) data: penstock_chunk::Service,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
     pub(crate) scrubs: Rc<Scrubs>,
@@ -63,12 +65,11 @@ pub struct Node {
 }
 
 /// The parts of a store that a start has opened.
-pub(crate) struct Stack {
+pub(crate) struct Assembly {
     pub(crate) drives: Rc<DriveSet>,
-    pub(crate) kv: Rc<AheadKv>,
-    pub(crate) target: Rc<Target>,
+    pub(crate) stacks: Vec<Stack>,
+    pub(crate) absent: Vec<Absent>,
     pub(crate) serving: Rc<RwLock<()>>,
-    pub(crate) copies: Rc<MapCopies>,
     pub(crate) restored: Option<Restored>,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
@@ -76,16 +77,19 @@ pub(crate) struct Stack {
 }
 
 impl Node {
-    pub(crate) fn new(env: &Env, stack: Stack) -> Rc<Self> {
-        let Stack { drives, kv, target, serving, copies, restored, meta, events, scrubs } = stack;
+    pub(crate) fn new(env: &Env, parts: Assembly) -> Rc<Self> {
+        let Assembly { drives, stacks, absent, serving, restored, meta, events, scrubs } = parts;
+        let numbers = || stacks.iter().map(Stack::number);
+        assert_eq!(numbers().next(), Some(StackNo::FIRST), "the stack with the names serves");
+        assert!(
+            numbers().is_sorted() && numbers().all(|number| absent.iter().all(|gone| gone.number != number))
+        );
         Rc::new(Self {
             env: env.clone(),
             drives,
-            kv,
+            stacks,
+            absent,
             clients: meta.clients().clone(),
-            data: penstock_chunk::Service::new(&target),
-            target,
-            copies,
             restored: RefCell::new(restored),
             meta,
             events,
@@ -112,9 +116,20 @@ impl Node {
         self.drives.arrays()
     }
 
-    /// The key-value store. After changing rows without the services, the caller must start the node again.
+    /// The stack with the names of the file system.
+    pub(crate) fn home(&self) -> &Stack {
+        &self.stacks[0]
+    }
+
+    /// The target with this number, if it serves.
+    pub(crate) fn stack_of(&self, target: TargetId) -> Option<&Stack> {
+        self.stacks.iter().find(|stack| stack.target_id() == target)
+    }
+
+    /// The key-value store of the stack with the names. After changing rows without the services, the caller
+    /// must start the node again.
     pub fn kv(&self) -> Rc<dyn Kv> {
-        self.kv.clone()
+        self.home().kv.clone()
     }
 
     /// Handles of all drives, online or not.
@@ -125,26 +140,30 @@ impl Node {
     /// Makes everything durable and stops.
     pub async fn close(&self) -> Result<(), StartError> {
         self.is_closing.set(true);
-        let committed = self.target.commit_all().await;
-        self.target.stop();
+        let committed = join_all(self.stacks.iter().map(|stack| scoped(stack.target.commit_all()))).await;
+        self.stacks.iter().for_each(|stack| stack.target.stop());
         self.meta.stop();
-        self.kv.flush().await?;
-        self.kv.stop();
+        for stack in &self.stacks {
+            stack.kv.flush().await?;
+            stack.kv.stop();
+        }
         // Data first: rows of the key-value store must never refer to data that is not durable.
         for role in [Role::Data, Role::Metadata] {
             for array in self.arrays().iter().filter(|array| array.role() == role) {
                 array.close().await?;
             }
         }
-        Ok(committed?)
+        Ok(committed.into_iter().collect::<Result<(), _>>()?)
     }
 
     /// Stops without making anything durable.
     pub fn abandon(&self) {
         self.is_closing.set(true);
-        self.target.stop();
         self.meta.stop();
-        self.kv.stop();
+        for stack in &self.stacks {
+            stack.target.stop();
+            stack.kv.stop();
+        }
         self.arrays().iter().for_each(|array| array.stop());
     }
 
@@ -163,15 +182,27 @@ impl Node {
         format!("fs {}", self.meta.info().name)
     }
 
-    /// Stripes of an array that reads or scrubs found unreadable.
-    pub(crate) fn unreadable(&self, role: Role) -> Vec<u64> {
-        let array = self.arrays().iter().find(|array| array.role() == role);
-        array.map(|array| array.unreadable_stripes()).unwrap_or_default()
+    /// Stripes that reads or scrubs found unreadable, of all arrays of a role.
+    pub(crate) fn unreadable(&self, role: Role) -> Vec<(StackNo, u64)> {
+        let arrays = self.arrays().iter().filter(|array| array.role() == role);
+        let of_array = |array: &Rc<Array>| {
+            let stack = array.stack();
+            array.unreadable_stripes().into_iter().map(move |stripe| (stack, stripe))
+        };
+        arrays.flat_map(of_array).collect()
     }
 
-    /// Usage of data and metadata, with the current warnings.
+    /// Space of all targets.
+    pub(crate) fn usage(&self) -> SpaceUsage {
+        self.stacks.iter().map(|stack| stack.target.usage()).sum()
+    }
+
+    /// Usage of data and metadata, with the current warnings. Of several key-value stores the fullest counts.
     pub(crate) fn spaces(&self) -> Vec<SpaceReport> {
-        self.warnings.report(self.target.usage(), Kv::usage(&*self.kv))
+        let rows = self.stacks.iter().map(|stack| Kv::usage(&*stack.kv));
+        let share = |rows: &Usage| u128::from(rows.used_bytes) * 1000 / u128::from(rows.budget_bytes.max(1));
+        let fullest = rows.max_by_key(share);
+        self.warnings.report(self.usage(), fullest.unwrap_or_default())
     }
 
     /// Finds arrays by name, id or the beginning of an id; all arrays for none.
@@ -191,9 +222,23 @@ impl Node {
         self.drives.keep_places(keep);
     }
 
-    /// The copies of the map.
+    /// The copies of the map of the stack with the names.
     pub fn map_copies(&self) -> &Rc<MapCopies> {
-        &self.copies
+        &self.home().copies
+    }
+
+    /// Makes copies of the maps of all stacks from now on, when `period` has passed since the last one.
+    pub fn schedule_map_copies(&self, period: Duration) {
+        self.stacks.iter().for_each(|stack| stack.copies.schedule(period));
+    }
+
+    /// Makes copies of the maps of all stacks now, in the order of the stacks.
+    pub async fn copy_maps(&self) -> Result<Vec<MapCopyReport>, AdminError> {
+        let mut copies = Vec::new();
+        for stack in &self.stacks {
+            copies.push(stack.copies.make().await?);
+        }
+        Ok(copies)
     }
 
     /// Saves the state of scrubs with `keeper`, and scrubs each array when `period` has passed since its last
@@ -280,7 +325,8 @@ impl Node {
     /// may succeed.
     pub fn failure(&self) -> Option<String> {
         let stopped = |array: &Rc<Array>| Some(format!("array {}: {}", array.name(), array.stopped()?));
-        self.arrays().iter().find_map(stopped).or_else(|| self.kv.failure())
+        let of_rows = || self.stacks.iter().find_map(|stack| stack.kv.failure());
+        self.arrays().iter().find_map(stopped).or_else(of_rows)
     }
 
     /// Waits until the store cannot continue by itself. Returns the reason.
@@ -316,7 +362,7 @@ impl Node {
 
     /// Health of the store.
     pub(crate) fn health(&self) -> &'static str {
-        if self.failure().is_some() {
+        if self.failure().is_some() || !self.absent.is_empty() {
             return "failed";
         }
         let all_online = self.drives().iter().all(|drive| drive.is_online());

@@ -166,6 +166,7 @@ pub struct PlanReport {
     pub code: String,
     /// The plan in one line.
     pub plan: String,
+    pub targets: u64,
     pub strip_bytes: u64,
     pub stripe_bytes: u64,
     pub raw_bytes: u64,
@@ -194,6 +195,9 @@ pub struct PoolReport {
     pub code: String,
     /// The place of stripes on drives, in a few words.
     pub layout: String,
+    /// Targets that serve.
+    #[serde(default)]
+    pub targets: u64,
     pub drives: u64,
     /// Those among them that take I/O.
     pub drives_online: u64,
@@ -425,7 +429,10 @@ pub struct DamagedFile {
 pub struct DamagedRange {
     pub offset_bytes: u64,
     pub length_bytes: u64,
-    /// First block on the data volume, in blocks of 4 KiB.
+    /// The target that has it.
+    #[serde(default)]
+    pub target: u32,
+    /// First block on the data volume of that target, in blocks of 4 KiB.
     pub volume_block: u64,
     pub blocks: u64,
 }

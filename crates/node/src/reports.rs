@@ -10,11 +10,13 @@ use crate::report::{
     ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, MemberReport, PoolReport, SessionDetails,
     SessionReport, StatusReport,
 };
+use crate::stack::Absent;
 use crate::watch;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, JobProgress};
 use penstock_base::BLOCK_BYTES;
 use penstock_base::rank::scoped;
+use penstock_chunk::TargetCounts;
 use penstock_drive::DriveHandle;
 use penstock_kv::Kv;
 use penstock_session::SessionInfo;
@@ -52,7 +54,7 @@ impl Node {
 
     /// Latencies of the services, the key-value store, the arrays and the drives.
     pub fn latencies(&self) -> Vec<LatencyReport> {
-        latencies(&self.latency, &self.kv, self.arrays(), &self.drives())
+        latencies(&self.latency, &self.stacks, self.arrays(), &self.drives())
     }
 
     /// Reports of all sessions.
@@ -105,8 +107,9 @@ impl Node {
 
     /// Report of the file system.
     pub fn fs_report(&self) -> FsReport {
-        let (info, space, rows, counts) =
-            (self.meta.info(), self.target.usage(), Kv::usage(&*self.kv), self.target.counts());
+        let targets = || self.stacks.iter().map(|stack| &stack.target);
+        let (info, space, rows) = (self.meta.info(), self.usage(), Kv::usage(&*self.home().kv));
+        let counts: TargetCounts = targets().map(|target| target.counts()).sum();
         FsReport {
             id: info.id.to_string(),
             name: info.name,
@@ -125,9 +128,9 @@ impl Node {
             logged_chunks: counts.logged_chunks,
             commits: counts.commits,
             group_reads: counts.group_reads,
-            swept: self.target.is_swept(),
-            suspect_groups: self.target.suspect_groups(),
-            map_copy: self.copies.newest(),
+            swept: targets().all(|target| target.is_swept()),
+            suspect_groups: targets().map(|target| target.suspect_groups()).sum(),
+            map_copy: self.home().copies.newest(),
             check: self.check_progress(),
         }
     }
@@ -207,21 +210,27 @@ impl Node {
             reasons.push(format!("array {} is {}: {why}", array.name, array.state));
         }
         reasons.extend(self.damage.reasons(self.unreadable(Role::Metadata).len()));
-        if let groups @ 1.. = self.target.suspect_groups() {
+        if let groups @ 1.. = self.stacks.iter().map(|stack| stack.target.suspect_groups()).sum::<u64>() {
             reasons.push(format!(
                 "marks of used blocks may be lost in {groups} groups: nothing is written to what is free there \
                  until `penstock fs check --repair`"
             ));
         }
-        if !self.target.is_compared() {
+        if !self.stacks.iter().all(|stack| stack.target.is_compared()) {
             reasons.push(
                 "writes wait until all blocks of files are looked up: some may be marked as free".to_owned(),
             );
         }
+        reasons.extend(self.absent.iter().map(|Absent { number, why }| {
+            format!(
+                "stack {number} does not serve, and files with data on target {} lack it: {why}",
+                number.target()
+            )
+        }));
         reasons.extend(self.failure().map(|why| format!("the store has stopped: {why}; start it again")));
-        let health = match self.failure() {
-            Some(_) => "failed".to_owned(),
-            None => health(self.arrays(), reasons.is_empty()).to_owned(),
+        let health = match self.failure().is_some() || !self.absent.is_empty() {
+            true => "failed".to_owned(),
+            false => health(self.arrays(), reasons.is_empty()).to_owned(),
         };
         let spaces = self.spaces();
         for space in spaces.iter().filter(|space| space.warning_percent > 0) {

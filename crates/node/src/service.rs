@@ -1,8 +1,9 @@
 //! The services of a node behind one transport.
 
 use crate::node::Node;
+use crate::stack::{Absent, Stack};
 use penstock_base::rank::scoped;
-use penstock_base::{Branch, Class, ErrorKind, Ino, IoContext, LocalBoxFuture};
+use penstock_base::{Branch, Class, ErrorKind, Ino, IoContext, LocalBoxFuture, TargetId};
 use penstock_chunk::{FileUse, FileUses};
 use penstock_session::joins;
 use penstock_wire::data::Right;
@@ -71,11 +72,13 @@ impl Service for ForOthers {
     }
 }
 
-/// Fails unless a request addresses what this release has: one target, one fileset with one branch, each in
-/// its first epoch, and one tenant; and unless it is of class client.
+/// Fails unless a request addresses what this release has: a target, one fileset with one branch, each in its
+/// first epoch, and one tenant; and unless it is of class client.
 fn check_object(header: &Header) -> Result<(), Failure> {
     let Header { kind, object, epoch, branch, user, tenant, class, sequence, .. } = *header;
-    let why = if object != kind.object() {
+    let is_served = object == kind.object()
+        || matches!((kind.object(), object), (Object::FIRST_TARGET, Object::Target(_)));
+    let why = if !is_served {
         format!("there is no {object}")
     } else if epoch != 0 {
         format!("{object} has no epoch {epoch}")
@@ -100,7 +103,7 @@ impl Node {
     pub async fn serve(&self, request: Frame, remote: bool) -> Frame {
         let result = scoped(self.serve_request(&request, remote)).await;
         let mut reply = Frame::reply(&request.header, result);
-        reply.header.generation = self.target.config().generation;
+        reply.header.generation = self.home().target.config().generation;
         reply
     }
 
@@ -197,10 +200,26 @@ impl Node {
         Ok(Cow::Owned(request))
     }
 
+    /// The stack whose target has this number. Fails if it does not serve.
+    fn serving_target(&self, number: u64) -> Result<&Stack, Failure> {
+        let target = u32::try_from(number).map(TargetId).ok();
+        if let Some(stack) = target.and_then(|target| self.stack_of(target)) {
+            return Ok(stack);
+        }
+        let absent = self.absent.iter().find(|absent| Some(absent.number.target()) == target);
+        Err(match absent {
+            Some(Absent { why, .. }) => {
+                Failure::new(ErrorKind::Internal, format!("target {number} does not serve: {why}"))
+            }
+            None => Failure::new(ErrorKind::Invalid, format!("there is no target {number}")),
+        })
+    }
+
     async fn dispatch(&self, request: &Frame, io: IoContext, remote: bool) -> Outcome {
-        if request.header.object == Object::FIRST_TARGET {
+        if let Object::Target(number) = request.header.object {
+            let stack = self.serving_target(number)?;
             let request = self.with_right(request).await?;
-            if let Some(outcome) = self.data.serve(&request, io, self).await {
+            if let Some(outcome) = Box::pin(stack.service.serve(&request, io, self)).await {
                 return outcome;
             }
         }
@@ -219,11 +238,19 @@ impl Node {
 }
 
 impl FileUses for Node {
-    fn change_contents(&self, ino: Ino) -> LocalBoxFuture<'_, Result<Box<dyn FileUse + '_>, Failure>> {
+    fn change_contents(
+        &self,
+        target: TargetId,
+        ino: Ino,
+    ) -> LocalBoxFuture<'_, Result<Box<dyn FileUse + '_>, Failure>> {
         Box::pin(async move {
-            let in_use = self.meta.change_contents(ino).await?;
+            let in_use = self.meta.change_contents(target, ino).await?;
             Ok(Box::new(in_use) as Box<dyn FileUse + '_>)
         })
+    }
+
+    fn make_space(&self, target: TargetId) -> LocalBoxFuture<'_, bool> {
+        Box::pin(self.meta.make_space(target))
     }
 
     fn damaged(&self, ino: Ino, chunk: u64, why: &str) {

@@ -1,7 +1,8 @@
 //! Finding a store on its drives, and starting all its services.
 //!
 //! A drive that is missing, damaged, foreign or from a later release is reported and not used. The store
-//! starts if every array has enough members.
+//! starts if the arrays of the first stack, which has the names, have enough members. Another stack that does
+//! not open keeps its own data away.
 
 use crate::backing::{ANSWER, Backing, read_superblock};
 use crate::drive_set::DriveSet;
@@ -9,24 +10,23 @@ use crate::error::StartError;
 use crate::event::{EventKind, Severity};
 use crate::events::Events;
 use crate::holding::Holding;
-use crate::map_copies::{Arrays, MapCopies, Restore, restore_rows, with_copy};
-use crate::node::{Node, Stack};
+use crate::map_copies::Restore;
+use crate::node::{Assembly, Node};
 use crate::scrubs::Scrubs;
+use crate::stack::{Absent, HowToOpen, OpenedStack, Stack};
+use crate::stack_arrays::StackArrays;
 use crate::{leases, watch};
 use futures_util::future::join_all;
 use penstock_array::format::descriptor::{Descriptor, Role};
 use penstock_array::ownership::Ownership;
-use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, Volume, read_label};
+use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, read_label};
 use penstock_base::env::timeout;
-use penstock_base::num::{to_u16, to_usize};
-use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, Gate, PoolId, StoreId};
-use penstock_chunk::copies::{Copies, Restored, anchor_stripes};
-use penstock_chunk::{Target, TargetConfig};
+use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, PoolId, StackNo, StoreId};
+use penstock_chunk::copies::Restored;
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
-use penstock_kv::{Kv, Mode};
-use penstock_meta::rows::Home;
-use penstock_meta::{MetaError, MetaTarget, NewStore};
+use penstock_kv::Mode;
+use penstock_meta::{Elsewhere, MetaTarget, OtherTarget, open_store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tokio::sync::RwLock;
@@ -283,121 +283,203 @@ impl Start {
         };
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
-        check_pool(&candidates, &descriptors)?;
+        let stacks = check_pool(&candidates, &descriptors)?;
         let problems: Vec<String> =
             candidates.iter().filter_map(Candidate::problem).map(str::to_owned).collect();
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
-        // All arrays are read before one is changed, so a refusal for one array leaves all of them unchanged.
-        let (mut openings, roster) = (Vec::new(), Roster::with_table_memory(env, table_memory));
-        for descriptor in descriptors.into_values() {
-            openings.push(read_array(env, descriptor, &drives, ownership.clone(), &roster, lacking).await?);
+        let roster = Roster::with_table_memory(env, table_memory);
+        // All arrays are read before one is changed, so a refusal for the first stack leaves all unchanged.
+        let mut read = Vec::new();
+        for number in (0..stacks).map(StackNo) {
+            let of_stack = descriptors.values().filter(|array| array.stack == number);
+            let openings = read_stack(env, of_stack, &drives, &ownership, &roster, lacking).await;
+            read.push((number, openings));
         }
-        let mut arrays: Vec<Rc<Array>> = Vec::new();
-        for opening in openings {
-            let opened = opening.take_over().await;
-            arrays.push(opened.inspect_err(|_| arrays.iter().for_each(|array| array.stop()))?);
+        let missing = |why: String| StartError::NoStore([&[why], &problems[..]].concat().join("; "));
+        let (mut opened, mut absent) = (Vec::new(), Vec::new());
+        for (number, openings) in read {
+            let arrays = match openings {
+                Ok(Some(openings)) => openings.take_over(number).await,
+                Ok(None) => {
+                    Err(missing(format!("no drive that can be used has the arrays of stack {number}")))
+                }
+                Err(error) => Err(error),
+            };
+            match arrays {
+                Ok(arrays) => opened.push(arrays),
+                Err(error) if number == StackNo::FIRST => return Err(error),
+                Err(error) => absent.push(Absent { number, why: error.to_string() }),
+            }
         }
-        let of_role = |role: Role, what: &str| {
-            let found = arrays.iter().find(|array| array.role() == role).cloned();
-            found.ok_or_else(|| {
-                let why =
-                    [&[format!("no drive that can be used has a {what} array")], &problems[..]].concat();
-                StartError::NoStore(why.join("; "))
-            })
-        };
-        let (data, meta_array) = (of_role(Role::Data, "data")?, of_role(Role::Metadata, "metadata")?);
         for drive in drives.iter().filter(|drive| drive.is_online()) {
             if let Err(error) = drive.note_size().await {
                 tracing::warn!(path = drive.path(), %error, "the drive has grown and does not take its superblock");
             }
         }
-        let services = async {
-            let gate: Rc<Gate> = Rc::default();
-            let home = Home { pool: data.pool(), data: data.id() };
-            let (of_stack, whole) = (Arrays { data: &data, meta: &meta_array }, Volume::whole(&data));
-            let (kv, restored) = match restore {
-                None => match of_stack.open_kv(env, mode).await {
-                    Ok(kv) => (kv, None),
-                    Err(error) => return Err(with_copy(error.into(), &of_stack).await),
-                },
-                Some(restore) => restore_rows(env, &of_stack, mode, home, restore).await?,
-            };
-            let shared: Rc<dyn Kv> = kv.clone();
-            // Nothing is changed for a later release.
-            let row = match MetaTarget::check_store(&*shared, home, || !whole.is_blank()).await {
-                Ok(row) => row,
-                Err(error) => return Err(with_copy(error.into(), &of_stack).await),
-            };
-            if row.as_ref().is_some_and(|row| row.is_unrepaired) && restore.is_none() {
-                return Err(StartError::Refused(
-                    "the store was made anew from a copy of the map, and not repaired yet: `penstock fs check --repair --map` goes on".into(),
-                ));
-            }
-            let kept_stripes = match row {
-                Some(row) => row.kept_stripes,
-                None => to_u16(to_usize(anchor_stripes(whole.stripe_blocks()))),
-            };
-            if u64::from(kept_stripes) >= data.geometry().stripes {
-                let why = "it keeps more stripes than the data array has";
-                return Err(MetaError::from(DecodeError::Bad { what: "row of the store", why }).into());
-            }
-            let (volume, anchors) = whole.split_end(kept_stripes.into());
-            let config = TargetConfig::for_volume(&volume, env.random());
-            let target = Target::open(env, volume, shared.clone(), gate.clone(), config).await?;
-            let copies = match kept_stripes {
-                0 => None,
-                _ => Some(Copies::open(env, &target, anchors).await),
-            };
-            let new = NewStore { name: "main", home, kept_stripes };
-            let meta = MetaTarget::open(env, shared, target.clone(), gate, new).await?;
-            Ok::<_, StartError>((kv, restored, target, copies, meta))
-        };
-        // Nothing goes on with them: another start may follow.
-        let stop = |_: &StartError| arrays.iter().for_each(|array| array.stop());
-        let (kv, restored, target, copies, meta) = services.await.inspect_err(stop)?;
         let serving = Rc::new(RwLock::new(()));
-        let copies = MapCopies::new(env, &events, &meta.info().name, (copies, &serving));
-        let drives = DriveSet::new(env, backing, store, &arrays, &events, drives);
+        let how = HowToOpen {
+            env,
+            events: &events,
+            mode,
+            restore,
+            generation: env.random(),
+            stacks,
+            serving: &serving,
+            gate: &Rc::default(),
+        };
+        let services = open_services(&how, &opened, &mut absent);
+        // Nothing goes on with them: another start may follow.
+        let stop = |_: &StartError| opened.iter().for_each(StackArrays::stop);
+        let (serving_stacks, restored, meta) = services.await.inspect_err(stop)?;
+        for Absent { number, why } in &absent {
+            tracing::error!(%number, why, "a stack does not open, and its data is not there");
+            let text =
+                format!("it does not open: files with data on target {} lack it: {why}", number.target());
+            events.add(Severity::Error, EventKind::StackAbsent, format!("stack {number}"), text);
+        }
+        let arrays: Vec<Rc<Array>> =
+            serving_stacks.iter().flat_map(|stack| stack.arrays.both()).cloned().collect();
+        let drives = DriveSet::new(env, backing, (store, stacks), &arrays, &events, drives);
         let scrubs = Scrubs::new(env, &drives, &events, meta.info().created_ns);
         if let Some(Restored { copy, rows, .. }) = &restored {
             let text = format!("{rows} rows come from copy {} of the map", copy.serial);
             events.add(Severity::Error, EventKind::MapRestored, "node", text);
         }
-        let node =
-            Node::new(env, Stack { drives, kv, target, serving, copies, restored, meta, events, scrubs });
+        let parts =
+            Assembly { drives, stacks: serving_stacks, absent, serving, restored, meta, events, scrubs };
+        let node = Node::new(env, parts);
         env.spawn("node watch", Box::pin(watch::run(node.clone())));
         env.spawn("session leases", Box::pin(leases::run(node.clone())));
         Ok(node)
     }
 }
 
-/// Fails if the drives have arrays of several pools, or several of one role: this release would join the data
-/// of one with the rows of another.
+/// The arrays of a stack, read and not yet taken over.
+struct Openings {
+    data: Opening,
+    meta: Opening,
+}
+
+impl Openings {
+    /// Takes both arrays over.
+    async fn take_over(self, number: StackNo) -> Result<StackArrays, StartError> {
+        let meta = self.meta.take_over().await?;
+        let data = self.data.take_over().await.inspect_err(|_| meta.stop())?;
+        Ok(StackArrays { number, data, meta })
+    }
+}
+
+/// Reads the arrays of a stack, and changes nothing. None if one of them is missing.
+async fn read_stack(
+    env: &Env,
+    descriptors: impl Iterator<Item = &Descriptor>,
+    drives: &[Rc<DriveHandle>],
+    ownership: &Rc<dyn Ownership>,
+    roster: &Rc<Roster>,
+    lacking: Lacking,
+) -> Result<Option<Openings>, StartError> {
+    let (mut data, mut meta) = (None, None);
+    for descriptor in descriptors {
+        let role = descriptor.role;
+        let opening = read_array(env, descriptor.clone(), drives, ownership.clone(), roster, lacking).await?;
+        match role {
+            Role::Data => data = Some(opening),
+            Role::Metadata => meta = Some(opening),
+        }
+    }
+    Ok(data.zip(meta).map(|(data, meta)| Openings { data, meta }))
+}
+
+/// Opens key-value stores, targets and the metadata target. Stacks without names that do not open are added
+/// to those that are absent.
+async fn open_services(
+    how: &HowToOpen<'_>,
+    arrays: &[StackArrays],
+    absent: &mut Vec<Absent>,
+) -> Result<(Vec<Stack>, Option<Restored>, Rc<MetaTarget>), StartError> {
+    let (mut stacks, mut names) = (Vec::new(), None);
+    for of_stack in arrays {
+        let is_first = of_stack.number == StackNo::FIRST;
+        let opened = async {
+            let opened = how.open(of_stack).await?;
+            if !is_first {
+                open_store(&*opened.stack.kv, opened.new).await.inspect_err(|_| opened.stack.kv.retire())?;
+            }
+            Ok::<_, StartError>(opened)
+        };
+        match opened.await {
+            Ok(OpenedStack { stack, restored, new }) => {
+                if is_first {
+                    names = Some((restored, new));
+                }
+                stacks.push(stack);
+            }
+            Err(error) if is_first => return Err(error),
+            Err(error) => {
+                of_stack.stop();
+                absent.push(Absent { number: of_stack.number, why: error.to_string() });
+            }
+        }
+    }
+    let (restored, new) = names.expect("a start without the first stack has failed");
+    let home = &stacks[0];
+    let others =
+        stacks[1..].iter().filter_map(|stack| Some(stack.work.clone()? as Rc<dyn OtherTarget>)).collect();
+    let elsewhere = Elsewhere::new(home.target_id(), how.stacks.into(), others);
+    let (kv, target) = (home.kv.clone(), home.target.clone());
+    let meta = MetaTarget::open(how.env, kv, target, elsewhere, how.gate.clone(), new).await?;
+    Ok((stacks, restored, meta))
+}
+
+/// Fails if the drives have arrays of several pools, several of one role and stack, or arrays of stacks that
+/// the store does not have: this release would join the data of one with the rows of another. Returns the
+/// number of stacks.
 fn check_pool(
     candidates: &[Candidate],
     descriptors: &BTreeMap<ArrayId, Descriptor>,
-) -> Result<(), StartError> {
-    let pools: BTreeSet<PoolId> = descriptors.values().map(|array| array.pool).collect();
-    let of_role = |role| descriptors.values().filter(|array| array.role == role).count();
-    let (data, metadata) = (of_role(Role::Data), of_role(Role::Metadata));
-    if data > 1 || metadata > 1 || pools.len() > 1 {
+) -> Result<u16, StartError> {
+    let superblocks = || {
+        candidates
+            .iter()
+            .filter_map(|candidate| Some((&candidate.path, &candidate.found.as_ref().ok()?.superblock)))
+    };
+    let stacks = superblocks().map(|(_, superblock)| superblock.stacks).max().unwrap_or(1);
+    if let Some((path, superblock)) = superblocks().find(|(_, superblock)| superblock.stacks != stacks) {
         return Err(StartError::Refused(format!(
-            "the drives have {data} data arrays and {metadata} metadata arrays of {} pools; this release opens \
-             stores with one of each, in one pool",
+            "{path} is a drive of a store with {} targets, and others are of one with {stacks}",
+            superblock.stacks
+        )));
+    }
+    let pools: BTreeSet<PoolId> = descriptors.values().map(|array| array.pool).collect();
+    let mut places = BTreeSet::new();
+    let is_double = |array: &&Descriptor| !places.insert((array.stack, array.role));
+    let doubles = descriptors.values().filter(is_double).count();
+    if doubles > 0 || pools.len() > 1 {
+        let of_role = |role| descriptors.values().filter(|array| array.role == role).count();
+        return Err(StartError::Refused(format!(
+            "the drives have {} data arrays and {} metadata arrays of {} pools; this release opens stores with \
+             one of each for each of {stacks} targets, in one pool",
+            of_role(Role::Data),
+            of_role(Role::Metadata),
             pools.len()
+        )));
+    }
+    if let Some(array) = descriptors.values().find(|array| array.stack.0 >= stacks) {
+        return Err(StartError::Refused(format!(
+            "array {} is of stack {}, and the store has {stacks}",
+            array.name, array.stack
         )));
     }
     let members: BTreeSet<DriveId> =
         descriptors.values().flat_map(|array| array.members.iter().map(|member| member.drive)).collect();
-    for Candidate { path, found, .. } in candidates {
-        let Ok(FoundDrive { superblock: Superblock { drive, pool, .. }, .. }) = found else { continue };
+    for (path, Superblock { drive, pool, .. }) in superblocks() {
         if members.contains(drive) && !pools.contains(pool) {
             return Err(StartError::Refused(format!(
                 "{path} is a drive of pool {pool}, and its arrays are of another one"
             )));
         }
     }
-    Ok(())
+    Ok(stacks)
 }
 
 /// Makes a handle for every drive that some array names: online if it was found, missing if not. Of two
@@ -543,6 +625,7 @@ mod tests {
         Descriptor {
             array: ARRAY,
             pool: PoolId::default(),
+            stack: StackNo::FIRST,
             name: "data".into(),
             role: Role::Data,
             k: 1,
@@ -588,17 +671,36 @@ mod tests {
     fn arrays_of_several_pools_or_stacks_are_refused() {
         let (pool, other) = (PoolId::default(), PoolId(Id128([7; 16])));
         let drive = |path| candidate(path, 1, 1);
+        let of_stacks = |path, stacks| {
+            let mut drive = drive(path);
+            if let Ok(found) = &mut drive.found {
+                found.superblock.stacks = stacks;
+            }
+            drive
+        };
         for (arrays, drives, why) in [
-            (vec![(5, Role::Data, pool), (6, Role::Metadata, pool)], vec![drive("a")], None),
-            (vec![(5, Role::Data, pool), (6, Role::Metadata, other)], vec![], Some("2 pools")),
-            (vec![(5, Role::Data, pool), (6, Role::Data, pool)], vec![], Some("2 data arrays")),
-            (vec![(5, Role::Metadata, pool), (6, Role::Metadata, pool)], vec![], Some("2 metadata arrays")),
-            (vec![(5, Role::Data, other)], vec![drive("a")], Some("a is a drive of pool")),
+            (vec![(5, Role::Data, pool, 0), (6, Role::Metadata, pool, 0)], vec![drive("a")], None),
+            (vec![(5, Role::Data, pool, 0), (6, Role::Metadata, other, 0)], vec![], Some("2 pools")),
+            (vec![(5, Role::Data, pool, 0), (6, Role::Data, pool, 0)], vec![], Some("2 data arrays")),
+            (
+                vec![(5, Role::Metadata, pool, 0), (6, Role::Metadata, pool, 0)],
+                vec![],
+                Some("2 metadata arrays"),
+            ),
+            (vec![(5, Role::Data, other, 0)], vec![drive("a")], Some("a is a drive of pool")),
             (vec![], vec![drive("a")], None),
+            (vec![(5, Role::Data, pool, 0), (6, Role::Data, pool, 1)], vec![of_stacks("a", 2)], None),
+            (
+                vec![(5, Role::Data, pool, 1), (6, Role::Data, pool, 1)],
+                vec![of_stacks("a", 2)],
+                Some("2 data"),
+            ),
+            (vec![(5, Role::Data, pool, 2)], vec![of_stacks("a", 2)], Some("is of stack 2")),
+            (vec![], vec![of_stacks("a", 2), of_stacks("b", 1)], Some("b is a drive of a store with 1")),
         ] {
-            let arrays = arrays.into_iter().map(|(id, role, pool)| {
+            let arrays = arrays.into_iter().map(|(id, role, pool, stack)| {
                 let array = ArrayId(Id128([id; 16]));
-                (array, Descriptor { array, role, pool, ..descriptor(1) })
+                (array, Descriptor { array, role, pool, stack: StackNo(stack), ..descriptor(1) })
             });
             let checked = check_pool(&drives, &arrays.collect());
             assert_eq!(checked.is_err(), why.is_some(), "{why:?}");

@@ -220,7 +220,7 @@ pub(crate) async fn run(node: Rc<Node>) {
         watch_health(&node, &mut watch);
         node.warnings.watch(node.spaces(), &node.fs_object(), &node.events);
         node.slow.borrow_mut().watch(node.env.now(), &node.drives(), &node.events);
-        node.damage.watch(node.unreadable(Role::Data), &node.target, &node.fs_object(), &node.events).await;
+        node.damage.watch(node.unreadable(Role::Data), &node.stacks, &node.fs_object(), &node.events).await;
     }
 }
 

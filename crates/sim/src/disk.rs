@@ -149,6 +149,15 @@ impl SimDisk {
         self.pending.borrow().iter().filter(|write| write.order < mark).map(|write| write.site).collect()
     }
 
+    /// The same for writes within these bytes.
+    pub fn unflushed_within(&self, mark: u64, bytes: &Range<u64>) -> Vec<&'static str> {
+        assert!(mark <= self.order() && bytes.end <= self.size_bytes, "{bytes:?} of the disk, before {mark}");
+        let pending = self.pending.borrow();
+        let is_owed =
+            |write: &&Pending| write.order < mark && bytes.contains(&(write.block * BLOCK_BYTES as u64));
+        pending.iter().filter(is_owed).map(|write| write.site).collect()
+    }
+
     /// Overwrites a block in both images without a write. `bytes` has 4096 bytes.
     pub fn corrupt(&self, block: u64, bytes: &[u8]) {
         let data = Buf::copy_from(bytes);

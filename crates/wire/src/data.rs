@@ -9,7 +9,7 @@
 //! knows.
 
 use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Birth, Dec, DecodeError, Enc, Ino, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, Birth, Dec, DecodeError, Enc, Ino, MAX_FILE_BYTES, Share, TargetId};
 
 /// Blocks of the longest file. A chunk has at least one block, so no chunk index is greater.
 const MOST_BLOCKS: u64 = MAX_FILE_BYTES / BLOCK_BYTES as u64;
@@ -177,30 +177,59 @@ fn take_payload(chunk: &ChunkRef, dec: &mut Dec<'_>) -> Result<Vec<u32>, DecodeE
     }
 }
 
-/// Encodes the body of the reply to a read, write, commit or change of space: the target's generation, and
-/// for a read the CRC32C of each block. A reply has a list of targets, each with its generation and sequence;
-/// today there is one, and no snapshot raises the sequence.
-pub fn encode_reply(generation: u64, crcs: &[u32]) -> Vec<u8> {
+/// The target that replies, and its generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replier {
+    /// The target.
+    pub target: TargetId,
+    /// A number that changes with every start of it.
+    pub generation: u64,
+}
+
+/// Encodes the body of the reply to a read, write, commit or change of space: the target with its generation,
+/// and for a read the CRC32C of each block. A reply has a list of targets, each with its generation and
+/// sequence; there is one, and no snapshot raises the sequence.
+pub fn encode_reply(replier: Replier, crcs: &[u32]) -> Vec<u8> {
     let mut enc = Enc::new();
-    enc.u32(1).u32(0).u64(generation).u64(SEQUENCE);
+    enc.u32(1).u32(replier.target.0).u64(replier.generation).u64(SEQUENCE);
     put_crcs(&mut enc, crcs);
     enc.finish()
 }
 
 /// Decodes the body of the reply to a read, write, commit or change of space.
-pub fn decode_reply(body: &[u8]) -> Result<(u64, Vec<u32>), DecodeError> {
+pub fn decode_reply(body: &[u8]) -> Result<(Replier, Vec<u32>), DecodeError> {
     let mut dec = Dec::new("data reply", body);
-    let (targets, target) = (dec.u32()?, dec.u32()?);
+    let (targets, target) = (dec.u32()?, TargetId(dec.u32()?));
     dec.check_known("number of targets", targets, 1)?;
-    dec.check_known("target", target, 0)?;
-    let generation = dec.u64()?;
+    let replier = Replier { target, generation: dec.u64()? };
     take_sequence(&mut dec)?;
-    Ok((generation, take_crcs(&mut dec)?))
+    Ok((replier, take_crcs(&mut dec)?))
+}
+
+/// Puts the part of a file that a request is about; nothing for all of it.
+fn put_share(enc: &mut Enc, share: Share) {
+    if share != Share::ALL {
+        let [turn, count, place] = share.numbers();
+        enc.u16(turn).u16(count).u16(place).u16(0);
+    }
+}
+
+/// Takes the part of a file that a request is about. Requests without this field are about all of it.
+fn take_share(dec: &mut Dec<'_>) -> Result<Share, DecodeError> {
+    if dec.left() == 0 {
+        return Ok(Share::ALL);
+    }
+    let (turn, count, place) = (dec.u16()?, dec.u16()?, dec.u16()?);
+    dec.zeros("padding of a share", 2)?;
+    // All of a file has no field.
+    let share = Share::new(turn, count, place).filter(|share| *share != Share::ALL);
+    share.ok_or(dec.bad("a share that no target has"))
 }
 
 /// Encodes the body of a commit. With `deferred`, the target commits the map rows without making them
-/// durable; the sender makes the shared key-value store durable next. The list of targets, with the
-/// generations and sequences of the writes, is empty: there is one.
+/// durable; the sender makes its key-value store durable next, which it shares with the metadata target. The
+/// list of targets, with the generations and sequences of the writes, is empty: each gets a commit of its
+/// own.
 pub fn encode_commit(ino: Ino, deferred: bool) -> Vec<u8> {
     let mut enc = Enc::new();
     put_file(&mut enc, ino);
@@ -231,6 +260,8 @@ pub struct SeekRef {
     pub from: u64,
     /// End of the search (exclusive), counted from the start of the file.
     pub until: u64,
+    /// The chunks that are looked at. Others are neither data nor hole.
+    pub share: Share,
 }
 
 /// Encodes the body of a seek.
@@ -238,6 +269,7 @@ pub fn encode_seek(seek: &SeekRef) -> Vec<u8> {
     let mut enc = Enc::new();
     put_file(&mut enc, seek.ino);
     enc.u32(u32::from(seek.hole)).u32(0).u64(seek.from).u64(seek.until);
+    put_share(&mut enc, seek.share);
     enc.finish()
 }
 
@@ -254,7 +286,7 @@ pub fn decode_seek(body: &[u8]) -> Result<SeekRef, DecodeError> {
     if from > until || until > MOST_BLOCKS {
         return Err(dec.bad("blocks that no file has"));
     }
-    Ok(SeekRef { ino, hole: flags == 1, from, until })
+    Ok(SeekRef { ino, hole: flags == 1, from, until, share: take_share(&mut dec)? })
 }
 
 /// Encodes the body of the reply to a seek: the first block found, or the end of the search if none was
@@ -294,6 +326,8 @@ pub struct SpaceRef {
     pub until: u64,
     /// The truncate generation of the inode, as the sender knows it.
     pub truncations: u64,
+    /// The chunks that change. Others in the range stay as they are.
+    pub share: Share,
 }
 
 /// Encodes the body of a change of space.
@@ -302,6 +336,7 @@ pub fn encode_space(space: &SpaceRef) -> Vec<u8> {
     put_file(&mut enc, space.ino);
     enc.u32(space.change as u32).u32(0).u64(space.from).u64(space.until).u64(space.truncations);
     enc.u64(SEQUENCE);
+    put_share(&mut enc, space.share);
     enc.finish()
 }
 
@@ -322,7 +357,8 @@ pub fn decode_space(body: &[u8]) -> Result<SpaceRef, DecodeError> {
     if from > until || until > MOST_BLOCKS {
         return Err(dec.bad("blocks that no file has"));
     }
-    Ok(SpaceRef { ino, change, from, until, truncations })
+    let share = take_share(&mut dec)?;
+    Ok(SpaceRef { ino, change, from, until, truncations, share })
 }
 
 fn put_crcs(enc: &mut Enc, crcs: &[u32]) {
@@ -352,12 +388,16 @@ mod tests {
         assert_eq!(decode_write(&body), Ok((chunk, vec![8, 9])));
         assert!(decode_write(&encode_write(&chunk, &[8])).is_err());
         assert_eq!(decode_commit(&encode_commit(Ino(5), true)), Ok((Ino(5), true)));
-        assert_eq!(decode_reply(&encode_reply(1, &[2])), Ok((1, vec![2])));
-        let seek = SeekRef { ino: Ino(2), hole: true, from: 3, until: 1 << 50 };
-        assert_eq!(decode_seek(&encode_seek(&seek)), Ok(seek));
+        let replier = Replier { target: TargetId(4), generation: 1 };
+        assert_eq!(decode_reply(&encode_reply(replier, &[2])), Ok((replier, vec![2])));
+        let share = Share::new(4, 3, 2).expect("the last of three");
+        for share in [Share::ALL, share] {
+            let seek = SeekRef { ino: Ino(2), hole: true, from: 3, until: 1 << 50, share };
+            assert_eq!(decode_seek(&encode_seek(&seek)), Ok(seek));
+        }
         assert_eq!(decode_found(&encode_found(9)), Ok(9));
         for change in [SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Punch] {
-            let space = SpaceRef { ino: Ino(2), change, from: 3, until: 1 << 50, truncations: 4 };
+            let space = SpaceRef { ino: Ino(2), change, from: 3, until: 1 << 50, truncations: 4, share };
             assert_eq!(decode_space(&encode_space(&space)), Ok(space));
         }
         for len in 0..body.len() - 18 {
@@ -368,8 +408,10 @@ mod tests {
     #[test]
     fn a_right_is_put_into_every_request_and_taken_out() {
         let chunk = ChunkRef { ino: Ino(2), chunk: 3, block: 4, count: 1, truncations: 7 };
-        let seek = SeekRef { ino: Ino(2), hole: true, from: 3, until: 4 };
-        let space = SpaceRef { ino: Ino(2), change: SpaceChange::Punch, from: 3, until: 4, truncations: 4 };
+        let share = Share::ALL;
+        let seek = SeekRef { ino: Ino(2), hole: true, from: 3, until: 4, share };
+        let change = SpaceChange::Punch;
+        let space = SpaceRef { ino: Ino(2), change, from: 3, until: 4, truncations: 4, share };
         let right = Right { grant: 3, proof: [9; PROOF_BYTES] };
         for good in [
             encode_read(&chunk),
@@ -403,20 +445,27 @@ mod tests {
             later[at] = 7;
             assert!(decode_read(&later).unwrap_err().to_string().contains(field), "byte {at}");
         }
-        for (at, field) in [(0, "number of targets"), (4, "target"), (16, "sequence")] {
-            let mut later = encode_reply(1, &[2]);
+        for (at, field) in [(0, "number of targets"), (16, "sequence")] {
+            let mut later = encode_reply(Replier { target: TargetId(0), generation: 1 }, &[2]);
             later[at] = 7;
             assert!(decode_reply(&later).unwrap_err().to_string().contains(field), "byte {at}");
         }
         let mut commit = encode_commit(Ino(5), true);
         commit[44] = 1;
         assert!(decode_commit(&commit).unwrap_err().to_string().contains("number of targets"));
-        let seek = SeekRef { ino: Ino(2), hole: false, from: 3, until: 2 };
+        let share = Share::ALL;
+        let seek = SeekRef { ino: Ino(2), hole: false, from: 3, until: 2, share };
         assert!(decode_seek(&encode_seek(&seek)).is_err(), "it ends before it begins");
         assert!(decode_seek(&encode_seek(&SeekRef { until: (1 << 50) + 1, ..seek })).is_err());
         let change = SpaceChange::Punch;
-        let mut body = encode_space(&SpaceRef { ino: Ino(2), change, from: 3, until: 4, truncations: 0 });
+        let space = SpaceRef { ino: Ino(2), change, from: 3, until: 4, truncations: 0, share };
+        let mut body = encode_space(&space);
         body[40] = 3;
         assert!(decode_space(&body).unwrap_err().to_string().contains("change"));
+        for numbers in [[0u16, 1, 0, 0], [1, 1, 0, 0], [4, 2, 2, 0], [4, 2, 1, 1]] {
+            let mut body = encode_space(&space);
+            numbers.iter().for_each(|number| body.extend_from_slice(&number.to_le_bytes()));
+            assert!(decode_space(&body).is_err(), "{numbers:?}");
+        }
     }
 }

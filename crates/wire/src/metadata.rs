@@ -102,7 +102,7 @@ pub struct Attr {
     /// The branch; 0 is the file system itself.
     #[prost(uint64, tag = "15")]
     pub branch: u64,
-    /// The targets with the data; none for the first target alone.
+    /// The targets with the data; none for the one alone that shares the key-value store of the names.
     #[prost(message, optional, tag = "16")]
     pub layout: Option<FileLayout>,
     /// In the reply to a request with `lease`: the number of the session's lease on the attributes, and on
@@ -532,7 +532,8 @@ pub struct HelloReply {
     /// session that ends with its process.
     #[prost(uint32, tag = "5")]
     pub lease_ms: u32,
-    /// The targets that may have data of the file system.
+    /// The targets that may have data of the file system: first the one that shares the key-value store of
+    /// the names.
     #[prost(message, repeated, tag = "6")]
     pub targets: Vec<TargetPlace>,
     /// The number of the fileset, which requests address.
@@ -878,7 +879,8 @@ impl Attr {
     fn unknown(&self) -> Option<&'static str> {
         match (self.branch, &self.layout) {
             (0, None) => None,
-            (0, Some(_)) => Some("a file on other targets"),
+            (0, Some(FileLayout { pool: 0, map_version: 0, replicas: 1, .. })) => None,
+            (0, Some(_)) => Some("a file on targets of another map, or with several copies"),
             _ => Some("an inode of another branch"),
         }
     }
@@ -919,8 +921,10 @@ impl Reply for ReadDirReply {
 
 impl Reply for HelloReply {
     fn unknown(&self) -> Option<&'static str> {
-        let knows = (self.branch, self.fileset) == (0, 0) && self.targets == [TargetPlace::default()];
-        (!knows).then_some("a file system on other targets, or a part of one")
+        let is_here = |place: &TargetPlace| place.addresses.is_empty();
+        let knows_targets = !self.targets.is_empty() && self.targets.iter().all(is_here);
+        let knows = (self.branch, self.fileset) == (0, 0) && knows_targets;
+        (!knows).then_some("a file system on targets of other machines, or a part of one")
     }
 }
 

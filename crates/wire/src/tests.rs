@@ -2,12 +2,12 @@
 //! gets golden bytes beside them.
 
 use crate::data::{
-    ChunkRef, decode_commit, decode_read, decode_reply, decode_write, encode_commit, encode_read,
+    ChunkRef, Replier, decode_commit, decode_read, decode_reply, decode_write, encode_commit, encode_read,
     encode_reply, encode_write,
 };
 use crate::metadata::*;
 use crate::{Failure, Frame, Header, Kind, Object, Version};
-use penstock_base::{Id128, Ino};
+use penstock_base::{Id128, Ino, TargetId};
 use prost::Message;
 use std::fmt::Debug;
 
@@ -83,10 +83,11 @@ fn bodies_of_the_data_path_are_as_in_the_first_release() {
     let commit = encode_commit(chunk.ino, true);
     assert_eq!(hex(&commit), format!("{file}0100000000000000"));
     assert_eq!(decode_commit(&commit), Ok((chunk.ino, true)));
-    let reply = encode_reply(5, &[1, 2]);
+    let replier = Replier { target: TargetId(0), generation: 5 };
+    let reply = encode_reply(replier, &[1, 2]);
     let of_target = "01000000 00000000 0500000000000000 0100000000000000".replace(' ', "");
     assert_eq!(hex(&reply), format!("{of_target}020000000100000002000000"));
-    assert_eq!(decode_reply(&reply), Ok((5, vec![1, 2])));
+    assert_eq!(decode_reply(&reply), Ok((replier, vec![1, 2])));
 }
 
 #[track_caller]
@@ -353,7 +354,7 @@ fn a_chunk_beyond_the_largest_file_is_refused() {
 #[test]
 fn replies_about_what_this_release_does_not_know_are_refused() {
     let elsewhere = || Some(Attr { branch: 9, ..attr() });
-    let spread = Some(Attr { layout: Some(FileLayout::default()), ..attr() });
+    let spread = Some(Attr { layout: Some(FileLayout { pool: 1, ..FileLayout::default() }), ..attr() });
     let entry = || DirEntry { attr: Some(attr()), ..DirEntry::default() };
     let call = || LeaseCall { branch: 9, ..LeaseCall::default() };
     let hello = || HelloReply { targets: vec![TargetPlace::default()], ..HelloReply::default() };

@@ -8,13 +8,13 @@
 use penstock_array::CreateSpec;
 use penstock_array::format::descriptor::Role;
 use penstock_array::ownership::MemoryOwnership;
-use penstock_base::{Env, FileId};
-use penstock_client::{Client, Failure};
+use penstock_base::Env;
+use penstock_client::Client;
 use penstock_drive::{Drive, Fault, FaultyDrive, Op};
 use penstock_kv::Mode;
 use penstock_node::{
     Backing, Found, Holding, InProcess, Lacking, NewDrives, Node, Restore, Start, StartError, StoreSpec,
-    create_store, find_drives, look_for_store,
+    WantedLayout, create_store, find_drives, look_for_store,
 };
 use penstock_sim::{CutMode, SimDisk, SimDrive, World};
 use std::cell::{Cell, RefCell};
@@ -61,6 +61,8 @@ pub struct Site {
     pub spec: StoreSpec,
     /// The next starts make the key-value store anew from a copy of the map.
     pub restore: Cell<Option<Restore>>,
+    /// The layout that new files in the root directory get.
+    pub layout: WantedLayout,
 }
 
 /// One life of the machine: from a start to a stop or a power cut.
@@ -73,7 +75,8 @@ pub struct Machine {
     pub node: Rc<Node>,
     /// A client in the services' process.
     pub client: Rc<Client>,
-    disks: Disks,
+    /// Contents of its drives.
+    pub disks: Disks,
 }
 
 struct SimBacking {
@@ -122,8 +125,8 @@ pub fn path(number: usize) -> String {
     format!("disk{number}")
 }
 
-/// A store whose data slices have `data_bytes` bytes together.
-fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
+/// A store of so many stacks; the data slices of each have `data_bytes` bytes together.
+fn spec(k: usize, m: usize, data_bytes: u64, stacks: u16) -> StoreSpec {
     let (strip_blocks, log_bytes, segment_bytes) = (8, 4 << 20, 128 << 10);
     let array = |name, k, m| {
         let spec = CreateSpec::new(name, k, m).expect("few members");
@@ -134,8 +137,9 @@ fn spec(k: usize, m: usize, data_bytes: u64) -> StoreSpec {
     StoreSpec {
         data: CreateSpec { first_carrier: (1 + m) % (k + m), ..array("data", k, m) },
         meta: CreateSpec { role: Role::Metadata, ..array("meta", 1, m) },
-        drive_bytes: META_BYTES + data_bytes / k as u64 / (1 << 20) * (1 << 20),
+        drive_bytes: (META_BYTES + data_bytes / k as u64 / (1 << 20) * (1 << 20)) * u64::from(stacks),
         meta_slice_bytes: META_BYTES,
+        stacks,
     }
 }
 
@@ -158,7 +162,29 @@ impl Site {
 
     /// A store whose data slices have `data_bytes` bytes together.
     pub fn with_data(k: usize, m: usize, data_bytes: u64) -> Self {
-        let site = Self::without_store(k, m, data_bytes);
+        Self::without_store(k, m, data_bytes).made()
+    }
+
+    /// A store with the code 4+2 and so many stacks, each with as much data as a store of one. Its files are
+    /// spread over all targets, chunk by chunk.
+    pub fn of_stacks(stacks: u16) -> Self {
+        Self::spread((4, 2), stacks, 0)
+    }
+
+    /// The same with another code, and files on this number of targets.
+    pub fn spread((k, m): (usize, usize), stacks: u16, count: u16) -> Self {
+        let data_bytes = (DISK_BYTES - META_BYTES) * 4;
+        let spec = spec(k, m, data_bytes, stacks);
+        let layout = match stacks {
+            1 => WantedLayout::default(),
+            _ => WantedLayout { count: Some(count), turn: Some(1) },
+        };
+        Self { spec, layout, ..Self::without_store(k, m, data_bytes) }.made()
+    }
+
+    /// Makes the store.
+    fn made(self) -> Self {
+        let site = self;
         let world = World::new(3);
         world.run(site.make_store(&world)).unwrap().unwrap();
         world.destroy();
@@ -167,13 +193,14 @@ impl Site {
 
     /// A place for such a store, without drives.
     pub fn without_store(k: usize, m: usize, data_bytes: u64) -> Self {
-        let spec = spec(k, m, data_bytes);
+        let spec = spec(k, m, data_bytes, 1);
         Self {
             disks: Rc::default(),
             plans: Rc::default(),
             ownership: Rc::default(),
             spec,
             restore: Cell::default(),
+            layout: WantedLayout::default(),
         }
     }
 
@@ -235,6 +262,10 @@ impl Site {
             restore: self.restore.get(),
         };
         let node = how.open(&env, backing, candidates, self.ownership.clone()).await?;
+        if self.layout != WantedLayout::default() {
+            let set = node.set_layout("/", self.layout).await;
+            set.map_err(|error| StartError::Refused(error.to_string()))?;
+        }
         let client = Client::connect(&env, InProcess::new(node.clone()), "test")
             .await
             .map_err(|failure| StartError::Refused(failure.to_string()))?;
@@ -271,6 +302,7 @@ impl Site {
             ownership: Rc::new((*self.ownership).clone()),
             spec: self.spec.clone(),
             restore: self.restore.clone(),
+            layout: self.layout,
         }
     }
 }
@@ -297,46 +329,6 @@ impl Machine {
         }
     }
 
-    /// Drives on which every array has an active member, each with its number of writes so far.
-    fn active_disks(&self) -> Vec<(Rc<SimDisk>, u64)> {
-        let reports: Vec<_> = self.node.arrays().iter().map(|array| array.report()).collect();
-        let active = |drive: &penstock_base::DriveId| {
-            let mut members = reports.iter().flat_map(|report| &report.members);
-            members.all(|member| member.drive != *drive || member.state == "active")
-        };
-        let disks = self.disks.borrow();
-        let drives = self.node.drives();
-        let online = drives.iter().filter(|drive| drive.is_online() && active(&drive.id()));
-        online.filter_map(|drive| disks.get(drive.path())).map(|disk| (disk.clone(), disk.order())).collect()
-    }
-
-    /// Calls fsync, and asserts that the drives were flushed for it.
-    ///
-    /// The fsync covers every write that returned before it began: log records (`log.append`) and the headers
-    /// of their segments (`log.segment`), strips of fresh stripes (`fresh.strip`) and their trailers
-    /// (`fresh.trailer`). It does not cover destage, checkpoints, rebuild and repair, for which the log is
-    /// the durable copy until they are flushed themselves; strips of a chunk that another task is writing
-    /// (`others`); and anything on a member that is recorded as stale.
-    pub async fn fsync(&self, file: FileId, others: bool) -> Result<(), Failure> {
-        // A file without unsynced writes needs no flush.
-        let marks = if self.client.is_unsynced(file) { self.active_disks() } else { Vec::new() };
-        self.client.fsync(file).await?;
-        let after = self.active_disks();
-        for (disk, mark) in marks {
-            if !after.iter().any(|(other, _)| Rc::ptr_eq(other, &disk)) {
-                continue;
-            }
-            let is_owed = |site: &&str| match *site {
-                "log.append" | "log.segment" => true,
-                "fresh.strip" | "fresh.trailer" => !others,
-                _ => false,
-            };
-            let owed: Vec<_> = disk.unflushed_before(mark).into_iter().filter(is_owed).collect();
-            assert!(owed.is_empty(), "an fsync returned and a drive has not flushed {owed:?}");
-        }
-        Ok(())
-    }
-
     /// Asserts everything that must hold for a store at rest.
     pub async fn audit(&self) {
         let check = self.node.check_fs().await.unwrap();
@@ -354,11 +346,13 @@ impl Machine {
 
     /// Asserts that the store is empty: no inode except the root, no used block, no written stripe.
     pub async fn check_empty(&self, free_bytes: u64) {
-        let data = self.node.arrays().iter().find(|array| array.name() == "data").unwrap();
+        let arrays = self.node.arrays().iter().filter(|array| array.role() == Role::Data);
+        let arrays: Vec<_> = arrays.cloned().collect();
+        let written = || arrays.iter().map(|array| array.report().stripes.1).sum::<u64>();
         // Removing and discarding are tasks of their own; a minute is more than they ever need.
         for _ in 0..600 {
             self.client.sync_all().await.unwrap();
-            if data.report().stripes.1 == 0 && self.node.fs_report().free_bytes == free_bytes {
+            if written() == 0 && self.node.fs_report().free_bytes == free_bytes {
                 break;
             }
             self.env.sleep(Duration::from_millis(100)).await;
@@ -367,7 +361,7 @@ impl Machine {
         let left = (check.inodes, check.names, check.removed_files, check.chunks, check.blocks);
         assert_eq!(left, (1, 0, 0, 0, 0), "only the root is left: {check:?}");
         assert_eq!(self.node.fs_report().free_bytes, free_bytes, "all space is back");
-        assert_eq!(data.report().stripes.1, 0, "stripes without contents are discarded");
+        assert_eq!(written(), 0, "stripes without contents are discarded");
     }
 
     /// Stops the machine in order.

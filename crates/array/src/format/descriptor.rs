@@ -6,7 +6,9 @@ use super::{are_near, without_far};
 use crate::layout::Layout;
 use crate::place::{MemberNo, MemberSet};
 use penstock_base::num::{to_u16, to_u32};
-use penstock_base::{ArrayId, BLOCK_BYTES, Dec, DecodeError, DriveId, Enc, Epoch, PoolId};
+use penstock_base::{
+    ArrayId, BLOCK_BYTES, Dec, DecodeError, DriveId, Enc, Epoch, MOST_STACKS, PoolId, StackNo,
+};
 use penstock_drive::copies::COPY_BYTES;
 use penstock_layout::{MOST_MEMBERS, Shape};
 use std::collections::BTreeSet;
@@ -26,7 +28,7 @@ pub(crate) const MOST_NAME_BYTES: usize = 255;
 pub(crate) const FIRST_GENERATION: u64 = 1;
 
 /// The use of an array.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// It holds the chunks of files.
     #[default]
@@ -76,7 +78,9 @@ pub struct Descriptor {
     pub array: ArrayId,
     /// The pool that it belongs to.
     pub pool: PoolId,
-    /// Name for people; `data` and `meta` today.
+    /// The stack that it belongs to.
+    pub stack: StackNo,
+    /// Name for people, as in the spec by which it was made.
     pub name: String,
     /// The use of it.
     pub role: Role,
@@ -153,8 +157,7 @@ impl Descriptor {
         enc.u16(FORMAT).u8(self.role.encode()).u8(1).u16(to_u16(groups));
         enc.u16(self.k).u16(self.m).u16(to_u16(spares));
         enc.u32(self.strip_blocks);
-        // The stack that the array belongs to: there is one.
-        enc.id(self.array.0).id(self.pool.0).u16(0).u16(0).u32(0);
+        enc.id(self.array.0).id(self.pool.0).u16(self.stack.0).u16(0).u32(0);
         enc.u64(self.log_bytes).u32(self.segment_bytes).u32(0);
         enc.u64(self.epoch.0).u64(self.root_epoch.0).u64(self.revision).u64(self.carriers_epoch);
         enc.bytes(self.name.as_bytes());
@@ -196,7 +199,7 @@ impl Descriptor {
         let role = Role::decode(&dec, role)?;
         let (integrity, groups) = (dec.u8()?, dec.u16()?);
         let (k, m, spares, strip_blocks) = (dec.u16()?, dec.u16()?, dec.u16()?, dec.u32()?);
-        let (array, pool, stack) = (ArrayId(dec.id()?), PoolId(dec.id()?), dec.u16()?);
+        let (array, pool, stack) = (ArrayId(dec.id()?), PoolId(dec.id()?), StackNo(dec.u16()?));
         dec.zeros("padding of the stack", 6)?;
         let (log_bytes, segment_bytes) = (dec.u64()?, dec.u32()?);
         dec.zeros("padding of segments", 4)?;
@@ -210,7 +213,9 @@ impl Descriptor {
         let carriers = (0..carrier_count).map(|_| dec.u16()).collect::<Result<Vec<_>, _>>()?;
         let ranges = dec.u16()?;
         dec.check_known("integrity", integrity, 1)?;
-        dec.check_known("stack", stack, 0)?;
+        if stack.0 >= MOST_STACKS {
+            return Err(dec.unknown("stack", stack.0.into()));
+        }
         dec.check_known("ranges of stripes", ranges, RANGES)?;
         let (kind, table, version) = (dec.u8()?, dec.u8()?, dec.u16()?);
         dec.check_known("place of table pages", table, 0)?;
@@ -253,6 +258,7 @@ impl Descriptor {
         Ok(Self {
             array,
             pool,
+            stack,
             name,
             role,
             k,

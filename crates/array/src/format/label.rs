@@ -3,7 +3,7 @@
 
 use super::descriptor::Descriptor;
 use crate::place::MemberNo;
-use penstock_base::{ArrayId, Buf, Dec, DecodeError, DriveId, Enc, Features};
+use penstock_base::{ArrayId, Buf, Dec, DecodeError, DriveId, Enc, Features, StackNo};
 use penstock_drive::copies::{self, Kind, Sites, TwoCopies};
 
 const KIND: Kind = Kind { what: "label", magic: b"PENLABEL", version: 1 };
@@ -34,7 +34,7 @@ impl Label {
             drive: descriptor.members[member.index()].drive,
             member: member.number(),
             revision: descriptor.revision,
-            features: Features::default(),
+            features: Features::of_stacks(descriptor.stack != StackNo::FIRST),
             descriptor: descriptor.encode(),
         }
     }
@@ -42,6 +42,7 @@ impl Label {
     /// Decodes the descriptor. It must be of the label's array and revision.
     pub fn descriptor(&self) -> Result<Descriptor, DecodeError> {
         let found = Descriptor::decode(&self.descriptor)?;
+        self.features.check_stacks(&Dec::new("label", &[]), found.stack != StackNo::FIRST)?;
         match (found.array, found.revision) == (self.array, self.revision) {
             true => Ok(found),
             false => {

@@ -13,8 +13,8 @@ use crate::layout::Layout;
 use crate::moves::Moves;
 use crate::place::{MemberNo, MemberSet, Position, Positions};
 use penstock_base::{
-    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, PoolId, SECTOR_BYTES, Stripe, Version, crc32c,
-    crc32c_blocks,
+    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Features, Id128, LogSeq, PoolId, SECTOR_BYTES, StackNo,
+    Stripe, Version, crc32c, crc32c_blocks,
 };
 use penstock_drive::copies::{MOST_BODY_BYTES, TwoCopies};
 use penstock_layout::Shape;
@@ -80,6 +80,7 @@ fn descriptor() -> Descriptor {
     Descriptor {
         array: ARRAY,
         pool: PoolId(Id128([0xb8; 16])),
+        stack: StackNo::FIRST,
         name: "golden".into(),
         role: Role::Data,
         k: 2,
@@ -294,7 +295,7 @@ fn fields_of_later_releases_are_refused_by_name() {
         (0, "format"),
         (2, "role"),
         (3, "integrity"),
-        (48, "stack"),
+        (49, "stack"),
         (50, "padding of the stack"),
         (68, "padding of segments"),
         (ranges, "ranges of stripes"),
@@ -316,6 +317,20 @@ fn fields_of_later_releases_are_refused_by_name() {
         let error = Descriptor::decode(&later).unwrap_err().to_string();
         assert!(error.contains(&format!("{field} is ")), "byte {at}: {error}");
     }
+}
+
+/// A release that does not know several stacks refuses the label by its feature.
+#[test]
+fn a_label_of_a_further_stack_has_its_feature() {
+    let of_stack = Descriptor { stack: StackNo(63), ..descriptor() };
+    let label = Label::new(&of_stack, MemberNo::new(1));
+    assert_eq!(label.features, Features::of_stacks(true));
+    let read = Label::decode(&label.encode()).unwrap();
+    assert_eq!(read.descriptor(), Ok(of_stack));
+    let without = Label { features: Features::default(), ..label };
+    let error = Label::decode(&without.encode()).unwrap().descriptor().unwrap_err().to_string();
+    assert!(error.contains("without their feature"), "{error}");
+    assert_eq!(Label::new(&descriptor(), MemberNo::new(1)).features, Features::default());
 }
 
 #[test]

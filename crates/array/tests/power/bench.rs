@@ -56,6 +56,7 @@ pub struct Machine {
 
 pub fn spec(k: usize, m: usize) -> CreateSpec {
     CreateSpec {
+        stack: penstock_base::StackNo::FIRST,
         pool: PoolId::default(),
         name: "test".into(),
         role: Role::Data,

@@ -286,7 +286,7 @@ fn state(cache: &ChunkCache, ino: u64) -> Rc<FileState> {
 }
 
 fn put_file(kv: &MemKv, ino: u64, blocks: u64) {
-    let row = FileRow { truncations: 3, blocks, owner: OWNER };
+    let row = FileRow { truncations: 3, blocks, owner: OWNER, owner_number: 0 };
     put_row(kv, FileRow::key(file(ino), Birth::FIRST), row.encode());
 }
 

@@ -618,7 +618,7 @@ async fn put_copy(found: &Found, writer: &mut Writer<'_>) -> Result<(), ChunkErr
         writer.put(ChunkKey { file, index }.row(Birth::FIRST), row).await?;
     }
     assert!(to_usize(blocks) > 0, "a copy has a segment");
-    let row = FileRow { truncations: 0, blocks, owner: Owner::default() };
+    let row = FileRow { truncations: 0, blocks, owner: Owner::default(), owner_number: 0 };
     writer.put(FileRow::key(file, Birth::FIRST), row.encode()).await
 }
 

@@ -5,7 +5,7 @@ use crate::tests::{
     on_drives_of, write,
 };
 use crate::{ChunkKey, TargetConfig};
-use penstock_base::Gate;
+use penstock_base::{Gate, TargetId};
 use penstock_kv::{Kv, MemKv};
 use std::collections::BTreeMap;
 
@@ -330,7 +330,7 @@ fn lives(seed: u64) {
         let (_seed, mut random) = (Seed(seed), Random::new(seed));
         let (bench, anchors) = parts(bench);
         bench.put_row(STORE.to_vec(), vec![7]).await;
-        let config = TargetConfig { chunk_blocks: CHUNK, generation: GENERATION };
+        let config = TargetConfig { id: TargetId(0), chunk_blocks: CHUNK, generation: GENERATION };
         let kv: Rc<dyn Kv> = bench.kv.clone();
         let target =
             Target::open(&bench.env, bench.volume.clone(), kv, bench.gate.clone(), config).await.unwrap();

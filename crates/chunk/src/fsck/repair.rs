@@ -376,7 +376,9 @@ impl Fsck<'_> {
             // Without an inode, which a check reports, it keeps its owner.
             let of_row = owned.file.map(|FileRow { truncations, owner, .. }| Known { truncations, owner });
             let Known { truncations, owner } = files.get(ino).copied().or(of_row).unwrap_or_default();
-            let row = FileRow { truncations: truncations.max(owned.truncations), blocks: owned.held, owner };
+            let owner_number = owned.file.map_or(0, |row| row.owner_number);
+            let truncations = truncations.max(owned.truncations);
+            let row = FileRow { truncations, blocks: owned.held, owner, owner_number };
             // The file of a missing inode without blocks is gone.
             let exists = files.contains_key(ino) || opaque.contains(ino);
             (row.blocks > 0 || row.truncations > 0 && exists).then_some((*ino, row))

@@ -34,6 +34,9 @@ pub struct FileRow {
     pub blocks: u64,
     /// To whom they are counted.
     pub owner: Owner,
+    /// The number of the change that made it the owner, by which changes that reach several targets are
+    /// ordered; 0 on the target of the file's own stack.
+    pub owner_number: u64,
 }
 
 impl FileRow {
@@ -45,13 +48,12 @@ impl FileRow {
     /// Encodes the row's value.
     pub fn encode(&self) -> Vec<u8> {
         let Owner { uid, gid, project } = self.owner;
-        let can_be_read = self.truncations >> 63 == 0 && self.blocks <= MOST_BLOCKS;
+        let can_be_read = (self.truncations | self.owner_number) >> 63 == 0 && self.blocks <= MOST_BLOCKS;
         assert!(can_be_read, "{self:?} can be read back");
         let mut enc = Enc::new();
         // Below which truncate generation rows are void, and from which block on: none are.
         enc.u8(FORMAT).u64(self.truncations).u64(0).u64(NOTHING_VOID).u64(self.blocks);
-        // The number of the change of the owner, which orders those that reach several targets.
-        enc.u64(0).u32(uid).u32(gid).u32(project);
+        enc.u64(self.owner_number).u32(uid).u32(gid).u32(project);
         enc.finish()
     }
 
@@ -63,11 +65,10 @@ impl FileRow {
         let (truncations, void_below, void_from) = (dec.counter()?, dec.u64()?, dec.u64()?);
         dec.check_known("void truncate generation", void_below, 0)?;
         dec.check_known("first void block", void_from, NOTHING_VOID)?;
-        let (blocks, owner_number) = (dec.counter_with_room()?, dec.u64()?);
-        dec.check_known("number of the owner", owner_number, 0)?;
+        let (blocks, owner_number) = (dec.counter_with_room()?, dec.counter()?);
         let owner = Owner { uid: dec.u32()?, gid: dec.u32()?, project: dec.u32()? };
         dec.end()?;
-        Ok(Self { truncations, blocks, owner })
+        Ok(Self { truncations, blocks, owner, owner_number })
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::tests::{
     Bench, CHUNK, CLIENT, GENERATION, OWNER, blocks_of, extent, file, known, on_a_volume, write,
 };
-use penstock_base::{BLOCK_BYTES, Birth};
+use penstock_base::{BLOCK_BYTES, Birth, Share, TargetId};
 use penstock_wire::data::{
     SeekRef, decode_found, decode_reply, encode_commit, encode_read, encode_seek, encode_space, encode_write,
 };
@@ -25,6 +25,14 @@ impl FileUse for Use {
     fn owner(&self) -> Owner {
         OWNER
     }
+
+    fn as_of(&self) -> AsOf {
+        AsOf::default()
+    }
+
+    fn share(&self) -> Share {
+        Share::ALL
+    }
 }
 
 impl Drop for Use {
@@ -34,7 +42,11 @@ impl Drop for Use {
 }
 
 impl FileUses for Uses {
-    fn change_contents(&self, _: Ino) -> LocalBoxFuture<'_, Result<Box<dyn FileUse + '_>, Failure>> {
+    fn change_contents(
+        &self,
+        _: TargetId,
+        _: Ino,
+    ) -> LocalBoxFuture<'_, Result<Box<dyn FileUse + '_>, Failure>> {
         Box::pin(async {
             if self.refuses.get() {
                 return Err(Failure::new(ErrorKind::Denied, "a check runs"));
@@ -45,15 +57,26 @@ impl FileUses for Uses {
         })
     }
 
+    fn make_space(&self, _: TargetId) -> LocalBoxFuture<'_, bool> {
+        Box::pin(async { false })
+    }
+
     fn damaged(&self, ino: Ino, chunk: u64, _: &str) {
         self.damaged.borrow_mut().push((ino, chunk));
     }
 }
 
 const CHUNK_REF: ChunkRef = ChunkRef { ino: Ino(2), chunk: 1, block: 3, count: 2, truncations: 0 };
-const SPACE: SpaceRef =
-    SpaceRef { ino: Ino(2), change: SpaceChange::Reserve, from: 20, until: 24, truncations: 0 };
-const SEEK: SeekRef = SeekRef { ino: Ino(2), hole: false, from: 0, until: 100 };
+const SPACE: SpaceRef = SpaceRef {
+    ino: Ino(2),
+    change: SpaceChange::Reserve,
+    from: 20,
+    until: 24,
+    truncations: 0,
+    share: Share::ALL,
+};
+const SEEK: SeekRef = SeekRef { ino: Ino(2), hole: false, from: 0, until: 100, share: Share::ALL };
+const REPLIER: Replier = Replier { target: TargetId(0), generation: GENERATION };
 
 async fn service(bench: &Bench) -> (Rc<Target>, Service) {
     let target = bench.target().await;
@@ -78,16 +101,16 @@ fn a_file_is_written_read_searched_and_emptied() {
         // The payload may come in several buffers.
         let parts = vec![data.slice(0..BLOCK_BYTES), data.slice(BLOCK_BYTES..2 * BLOCK_BYTES)];
         let (body, _) = serve(Kind::Write, encode_write(&CHUNK_REF, &crcs), parts).await;
-        assert_eq!(decode_reply(&body), Ok((GENERATION, vec![])));
+        assert_eq!(decode_reply(&body), Ok((REPLIER, vec![])));
         let (body, payload) = serve(Kind::Read, encode_read(&CHUNK_REF), vec![]).await;
-        assert_eq!(decode_reply(&body), Ok((GENERATION, crcs)));
+        assert_eq!(decode_reply(&body), Ok((REPLIER, crcs)));
         assert_eq!(penstock_base::buf::gather(&payload)[..], data[..]);
         for (hole, from, expected) in [(false, 0, 19), (true, 19, 21), (false, 21, 100), (true, 0, 0)] {
             let (body, _) = serve(Kind::Seek, encode_seek(&SeekRef { hole, from, ..SEEK }), vec![]).await;
             assert_eq!(decode_found(&body), Ok(expected), "from {from}, a hole: {hole}");
         }
         let (body, _) = serve(Kind::Commit, encode_commit(Ino(2), false), vec![]).await;
-        assert_eq!(decode_reply(&body), Ok((GENERATION, vec![])));
+        assert_eq!(decode_reply(&body), Ok((REPLIER, vec![])));
         assert_eq!(
             bench.kv.rows().len(),
             5,

@@ -6,7 +6,7 @@ use crate::tests::{
 };
 use crate::{Behind, ChunkError, Known, Knows, WantedRow};
 use penstock_base::rank::scoped;
-use penstock_base::{Birth, Branch, Class, FileId, FindingKind as Kind, Ino, IoContext};
+use penstock_base::{Birth, Branch, Class, FileId, FindingKind as Kind, Ino, IoContext, TargetId};
 use penstock_kv::{Kv, WriteSet};
 use penstock_sim::seeds;
 use std::cell::Cell;
@@ -17,10 +17,13 @@ use std::time::Duration;
 #[test]
 fn a_chunk_is_full_stripes_of_about_a_mebibyte() {
     on_a_volume(async |bench| {
-        let config = TargetConfig::for_volume(&bench.volume, 5);
-        assert_eq!(config, TargetConfig { chunk_blocks: 256, generation: 5 });
+        let config = TargetConfig::for_volume(&bench.volume, TargetId(3), 5);
+        assert_eq!(config, TargetConfig { id: TargetId(3), chunk_blocks: 256, generation: 5 });
         let target = bench.target().await;
-        assert_eq!(target.config(), TargetConfig { chunk_blocks: CHUNK, generation: GENERATION });
+        assert_eq!(
+            target.config(),
+            TargetConfig { id: TargetId(0), chunk_blocks: CHUNK, generation: GENERATION }
+        );
     });
 }
 
@@ -392,7 +395,7 @@ fn a_row_that_cannot_be_read_is_not_taken_for_none() {
 /// Blocks of one file, and rows that say something else of it.
 #[test]
 fn wrong_rows_of_files_and_accounts_are_found_and_counted_again() {
-    let row = |truncations, blocks, owner| FileRow { truncations, blocks, owner }.encode();
+    let row = |truncations, blocks, owner| FileRow { truncations, blocks, owner, owner_number: 0 }.encode();
     let key = FileRow::key(file(2), Birth::FIRST);
     let lone = FileRow::key(file(5), Birth::FIRST);
     let cases = [

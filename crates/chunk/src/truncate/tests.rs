@@ -277,7 +277,7 @@ fn a_truncation_counts_to_the_owner_that_it_names() {
         assert_eq!((account(OWNER), account(other)), (0, 0));
         let value = bench.kv.get(FileRow::key(key.file, Birth::FIRST)).await.unwrap().unwrap();
         let row = FileRow::decode(&value).unwrap();
-        assert_eq!(row, FileRow { truncations: 2, blocks: 0, owner: other });
+        assert_eq!(row, FileRow { truncations: 2, blocks: 0, owner: other, owner_number: 0 });
         assert_clean(bench, &target).await;
     });
 }

@@ -9,8 +9,12 @@ fn attr(size: u64, truncations: u64, mode: u32) -> Attr {
     Attr { ino: 5, size, truncations, mode, chunk_blocks: 4, mtime: at(1), ctime: at(1), ..Attr::default() }
 }
 
+fn of(attr: &Attr) -> FileState {
+    FileState::of(attr, Spread::of_one(penstock_base::TargetId(0), 1))
+}
+
 fn state() -> FileState {
-    FileState::of(&attr(100, 3, 0o100_644))
+    of(&attr(100, 3, 0o100_644))
 }
 
 /// Attributes from the service, as `overlay` changes them.
@@ -96,7 +100,7 @@ fn a_stale_state_keeps_handles_and_losses() {
     state.wrote(300, at(9));
     state.lose();
     state.make_stale();
-    state.refresh(&FileState::of(&attr(20, 8, 0o104_755)));
+    state.refresh(&of(&attr(20, 8, 0o104_755)));
     assert_eq!((state.size(), state.sent_size(), state.truncations()), (20, 20, 8));
     assert_eq!((state.opens(), state.losses(), state.lost_end()), (1, 1, 300));
     assert!(state.has_set_id() && !state.has_clean_tail() && !state.is_stale() && state.is_lost());
@@ -120,7 +124,7 @@ fn set_id_bits_fall_only_by_the_request_that_drops_them() {
         (0o100_755, 0o104_755, true, true),
         (0o100_755, 0o100_755, false, false),
     ] {
-        let mut state = FileState::of(&attr(0, 0, before));
+        let mut state = of(&attr(0, 0, before));
         state.mode_set(mode, dropped);
         assert_eq!(state.has_set_id(), after, "{before:o} {mode:o} {dropped}");
     }

@@ -2,10 +2,10 @@
 
 use crate::Client;
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, FileId, LocalBoxFuture, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, FileId, LocalBoxFuture, TargetId, crc32c_blocks};
 use penstock_sim::World;
 use penstock_wire::data::{
-    SpaceChange, decode_commit, decode_read, decode_seek, decode_space, decode_write, encode_found,
+    Replier, SpaceChange, decode_commit, decode_read, decode_seek, decode_space, decode_write, encode_found,
     encode_reply,
 };
 use penstock_wire::metadata::{
@@ -405,7 +405,8 @@ impl Service {
     }
 
     fn data_reply(&self, crcs: &[u32]) -> Vec<u8> {
-        encode_reply(self.generation.get() + self.target_is_ahead.get(), crcs)
+        let generation = self.generation.get() + self.target_is_ahead.get();
+        encode_reply(Replier { target: TargetId(0), generation }, crcs)
     }
 
     fn reply(&self, ino: u64) -> Result<Vec<u8>, Failure> {

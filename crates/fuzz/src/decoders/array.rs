@@ -14,7 +14,7 @@ use penstock_array::format::trailer::Trailer;
 use penstock_array::moves::Moves;
 use penstock_array::{Geometry, Layout, MemberNo, MemberSet, Position, Positions};
 use penstock_base::{
-    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, PoolId, Stripe, Version, crc32c_blocks,
+    ArrayId, BLOCK_BYTES, Buf, DriveId, Epoch, Id128, LogSeq, PoolId, StackNo, Stripe, Version, crc32c_blocks,
 };
 use penstock_drive::copies::{COPY_BYTES, TwoCopies};
 use penstock_layout::Shape;
@@ -40,6 +40,7 @@ fn descriptors() -> Vec<Descriptor> {
     let descriptor = |k: u16, m: u16, name: &str| Descriptor {
         array: ARRAY,
         pool: PoolId(Id128([0xb8; 16])),
+        stack: StackNo(k - 1),
         name: name.into(),
         role: Role::Data,
         k,

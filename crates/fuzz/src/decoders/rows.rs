@@ -2,7 +2,9 @@
 
 use super::{number, seal_crc};
 use crate::check::{Decoder, SAME, Verdict, agrees, unsealed};
-use penstock_base::{ArrayId, Birth, Branch, Dec, DecodeError, Features, FileId, Id128, Ino, PoolId};
+use penstock_base::{
+    ArrayId, Birth, Branch, Dec, DecodeError, Features, FileId, Id128, Ino, PoolId, StackNo,
+};
 use penstock_chunk::rows as chunk;
 use penstock_chunk::rows::{ForeignKey, Forward};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
@@ -208,7 +210,9 @@ pub(super) const FILE: Decoder = Decoder {
     most_bytes: 128,
     seeds: || {
         [(0, 5), (9, 0), (1 << 40, 1 << 50)]
-            .map(|(truncations, blocks)| FileRow { truncations, blocks, owner: OWNER }.encode())
+            .map(|(truncations, blocks)| {
+                FileRow { truncations, blocks, owner: OWNER, owner_number: 0 }.encode()
+            })
             .to_vec()
     },
     seal: unsealed,
@@ -324,6 +328,7 @@ pub(super) const FILE_SYSTEM: Decoder = Decoder {
             reserved_ino: (1 << 40) | 4097,
             last_session: 2,
             chunk_blocks: 256,
+            last_queued: 5,
         };
         ["main", "", "größer"].map(|name| row(name).encode()).to_vec()
     },
@@ -336,10 +341,17 @@ pub(super) const STORE: Decoder = Decoder {
     name: "store-row",
     most_bytes: 128,
     seeds: || {
-        let home = meta::Home { pool: PoolId(Id128([7; 16])), data: ArrayId(Id128([8; 16])) };
+        let first = meta::Home {
+            pool: PoolId(Id128([7; 16])),
+            data: ArrayId(Id128([8; 16])),
+            ..meta::Home::default()
+        };
+        let stack = StackNo(3);
+        let fourth = meta::Home { stack, target: stack.target(), is_one_of_several: true, ..first };
         let features = Features { compatible: 8, ..Features::default() };
-        [(Features::default(), 0), (features, 0), (features, 2)]
-            .map(|(features, kept_stripes)| {
+        let several = Features { compatible: 8, ..Features::of_stacks(true) };
+        [(first, Features::default(), 0), (first, features, 0), (first, features, 2), (fourth, several, 2)]
+            .map(|(home, features, kept_stripes)| {
                 let is_unrepaired = kept_stripes > 0;
                 meta::StoreRow { features, home, kept_stripes, is_unrepaired }.encode()
             })
@@ -366,7 +378,8 @@ pub(super) const INODE: Decoder = Decoder {
             truncations: 6,
             parent: Ino(8),
             entries: 9,
-            layout: Layout::of_one_target(256),
+            is_spread: data == Data::Chunks,
+            layout: Layout { first: 3, count: 4, turn: 2, ..Layout::of_one_target(256) },
             data,
         };
         [
@@ -470,5 +483,25 @@ fn name_keys(bytes: &[u8]) -> Result<Verdict, String> {
     match meta::xattr_name(&key) == name {
         true => Ok(Verdict::Accepted),
         false => Err(format!("the name {name:02x?} is read as another one")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of a store with several stacks must be among the seeds: mutations seldom find a feature bit.
+    #[test]
+    fn seeds_have_rows_of_several_stacks() {
+        let stores = (STORE.seeds)();
+        let stacks = stores.iter().map(|row| meta::StoreRow::decode(row).expect("a seed").home.stack.0);
+        assert_eq!(stacks.collect::<Vec<_>>(), [0, 0, 0, 3]);
+        let inodes = (INODE.seeds)();
+        let spread = inodes.iter().filter(|row| Inode::decode(row).expect("a seed").is_spread);
+        assert_eq!(spread.count(), 1);
+        for decoder in [&STORE, &INODE, &FILE_SYSTEM] {
+            let longest = (decoder.seeds)().iter().map(Vec::len).max().expect("a seed");
+            assert!(longest <= decoder.most_bytes, "{}: {longest} bytes", decoder.name);
+        }
     }
 }

@@ -2,16 +2,16 @@
 
 use super::seal_crc;
 use crate::check::{Decoder, SAME, Verdict, agrees, unsealed};
-use penstock_base::{Id128, Ino, StoreId};
+use penstock_base::{Id128, Ino, Share, StoreId, TargetId};
 use penstock_fabric::greeting::{
     CHALLENGE_BYTES, CODE_BYTES, Challenge, GREETING_BYTES, Greeting, NONCE_BYTES, PROOF_BYTES, Proof,
     REASON_BYTES, WELCOME_HEAD_BYTES, Welcome,
 };
 use penstock_fabric::{BODY_BYTES, Outbox, PAYLOAD_BYTES, Receiver};
 use penstock_wire::data::{
-    ChunkRef, SeekRef, SpaceChange, SpaceRef, decode_commit, decode_found, decode_read, decode_reply,
-    decode_seek, decode_space, decode_write, encode_commit, encode_found, encode_read, encode_reply,
-    encode_seek, encode_space, encode_write,
+    ChunkRef, Replier, SeekRef, SpaceChange, SpaceRef, decode_commit, decode_found, decode_read,
+    decode_reply, decode_seek, decode_space, decode_write, encode_commit, encode_found, encode_read,
+    encode_reply, encode_seek, encode_space, encode_write,
 };
 use penstock_wire::{Failure, Frame, HEADER_BYTES, Header, Kind, Version};
 
@@ -57,6 +57,7 @@ fn check_header(bytes: &[u8]) -> Result<Verdict, String> {
     Ok(verdict)
 }
 
+const REPLIER: Replier = Replier { target: TargetId(0), generation: 1 };
 const CHUNK: ChunkRef = ChunkRef { ino: Ino((1 << 40) | 2), chunk: 3, block: 4, count: 2, truncations: 7 };
 
 /// `read-body`: the body of a read request.
@@ -104,9 +105,11 @@ pub(super) const COMMIT: Decoder = Decoder {
 pub(super) const REPLY: Decoder = Decoder {
     name: "reply-body",
     most_bytes: 2048,
-    seeds: || vec![encode_reply(1, &[]), encode_reply(u64::MAX, &[3; 256])],
+    seeds: || {
+        vec![encode_reply(REPLIER, &[]), encode_reply(Replier { generation: u64::MAX, ..REPLIER }, &[3; 256])]
+    },
     seal: unsealed,
-    check: |bytes| agrees(bytes, &SAME, decode_reply, |(generation, crcs)| encode_reply(*generation, crcs)),
+    check: |bytes| agrees(bytes, &SAME, decode_reply, |(replier, crcs)| encode_reply(*replier, crcs)),
 };
 
 /// `greeting`: the first message of a client.
@@ -181,7 +184,7 @@ fn streams() -> Vec<Vec<u8>> {
     let write = Frame::request(Kind::Write, body, vec![block.clone()]);
     let read = Frame::reply(
         &Header::request(Kind::Read),
-        Ok((encode_reply(1, &penstock_base::crc32c_blocks(&block)), vec![block])),
+        Ok((encode_reply(REPLIER, &penstock_base::crc32c_blocks(&block)), vec![block])),
     );
     let sync = || Frame::request(Kind::Sync, Vec::new(), Vec::new());
     [vec![write], vec![read, sync()], vec![sync(), sync()]].map(|frames| bytes_of(&frames)).to_vec()
@@ -236,8 +239,9 @@ pub(super) const SEEK: Decoder = Decoder {
     name: "seek-body",
     most_bytes: 128,
     seeds: || {
-        let seek = SeekRef { ino: CHUNK.ino, hole: false, from: 0, until: 1 << 50 };
-        vec![encode_seek(&seek), encode_seek(&SeekRef { hole: true, from: 7, until: 9, ..seek })]
+        let last = Share::new(4, 3, 2).expect("the last of three");
+        let seek = SeekRef { ino: CHUNK.ino, hole: false, from: 0, until: 1 << 50, share: Share::ALL };
+        vec![encode_seek(&seek), encode_seek(&SeekRef { hole: true, from: 7, until: 9, share: last, ..seek })]
     },
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, decode_seek, encode_seek),
@@ -257,11 +261,16 @@ pub(super) const SPACE: Decoder = Decoder {
     name: "space-body",
     most_bytes: 128,
     seeds: || {
-        let space = |change, from| {
+        let last = Share::new(4, 3, 2).expect("the last of three");
+        let space = |change, from, share| {
             let ino = CHUNK.ino;
-            encode_space(&SpaceRef { ino, change, from, until: 1 << 50, truncations: 7 })
+            encode_space(&SpaceRef { ino, change, from, until: 1 << 50, truncations: 7, share })
         };
-        vec![space(SpaceChange::Reserve, 0), space(SpaceChange::Zero, 1), space(SpaceChange::Punch, 1 << 50)]
+        vec![
+            space(SpaceChange::Reserve, 0, Share::ALL),
+            space(SpaceChange::Zero, 1, last),
+            space(SpaceChange::Punch, 1 << 50, Share::ALL),
+        ]
     },
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, decode_space, encode_space),

@@ -17,6 +17,7 @@ fn inode(mode: u32, uid: u32, gid: u32) -> Inode {
         parent: Ino(0),
         entries: 0,
         layout: Layout::of_one_target(256),
+        is_spread: false,
         data: Data::None,
     }
 }

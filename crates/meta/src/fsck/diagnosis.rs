@@ -4,10 +4,12 @@
 //! words in memory, but no name and no attribute. Rows of a later release are reported and left alone, and
 //! nothing that may depend on them is checked.
 
+mod elsewhere;
 mod entries;
 mod inodes;
 mod trace;
 
+pub(crate) use elsewhere::Local;
 pub(crate) use trace::Trace;
 
 use crate::inode::{Data, FileKind, Inode};
@@ -17,8 +19,9 @@ use crate::rows::{
     owner_of,
 };
 use crate::{LAST_INO, ROOT, XATTR_MAX};
+use elsewhere::Others;
 use entries::Bucket;
-use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, hex};
+use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, TargetId, hex};
 use penstock_chunk::copies::is_copy;
 use penstock_chunk::{Known, TargetCheck};
 use penstock_session::read_result;
@@ -66,6 +69,10 @@ pub(crate) enum Fix {
     CountFiles,
     /// Mark blocks without an owner as free.
     ClearUnowned,
+    /// Repair rows of a target of another stack.
+    On(TargetId, Local),
+    /// Move the chunks that a target of another stack has of an inode into new files.
+    Take(TargetId, Ino),
 }
 
 /// The correct value of an inode's field.
@@ -78,6 +85,7 @@ pub(crate) enum Field {
     Size(u64),
     ChunkBlocks(u32),
     Truncations(u64),
+    Spread,
 }
 
 /// The order in which a diagnosis is shown the rows.
@@ -105,6 +113,7 @@ pub(crate) struct Diagnosis {
     chunk_blocks: u32,
     bucket: Bucket,
     stage: Stage,
+    others: Others,
     pub(crate) findings: Findings,
     pub(crate) fixes: BTreeMap<Kind, Vec<Fix>>,
     pub(crate) traces: BTreeMap<Ino, Trace>,
@@ -140,7 +149,8 @@ impl Diagnosis {
     fn fix(&mut self, kind: Kind, fix: Fix) {
         let fixes = self.fixes.entry(kind).or_default();
         // One count makes all rows right.
-        let is_known = fix == Fix::CountFiles && fixes.contains(&fix);
+        let counts = matches!(fix, Fix::CountFiles | Fix::On(..));
+        let is_known = counts && fixes.contains(&fix);
         if fixes.len() < KEPT_FIXES && !is_known {
             fixes.push(fix);
         }
@@ -234,6 +244,7 @@ impl Diagnosis {
             data,
             inline_bytes,
             known: Known { truncations: inode.truncations, owner: inode.owner() },
+            is_spread: inode.is_spread,
         });
     }
 
@@ -264,7 +275,8 @@ impl Diagnosis {
     /// Takes in the check of the chunk store.
     pub(crate) fn see_target(&mut self, check: TargetCheck) {
         self.enter(Stage::Inodes);
-        (self.chunks, self.blocks) = (check.chunks, check.blocks);
+        self.chunks += check.chunks;
+        self.blocks += check.blocks;
         // Copies of the map have no inode.
         for (ino, owned) in check.owners.into_iter().filter(|(ino, _)| !is_copy(*ino)) {
             self.trace(ino).owned = owned;
@@ -284,7 +296,12 @@ impl Diagnosis {
             };
             self.fixes.entry(finding.kind).or_insert_with(|| vec![fix]);
         }
-        self.findings = check.findings;
+        check.findings.kept.into_iter().for_each(|finding| self.findings.push(finding));
+        for (kind, count) in check.findings.counts {
+            // Beyond those that are kept.
+            let known = self.findings.counts.entry(kind).or_default();
+            *known = (*known).max(count);
+        }
     }
 
     /// Regular files, as their inodes know them.

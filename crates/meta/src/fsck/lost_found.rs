@@ -45,6 +45,7 @@ impl Fsck<'_> {
             entries: 0,
             layout: Layout::of_one_target(chunk_blocks),
             data: if is_dir { Data::None } else { Data::Chunks },
+            is_spread: false,
         }
     }
 

@@ -10,14 +10,14 @@
 //!   can repair further, so a repair that a power cut interrupts is finished by the next one;
 //! - nothing that contains data is deleted: it gets a name in `/lost+found`.
 
-use super::diagnosis::{Diagnosis, Field, Fix, row_of};
+use super::diagnosis::{Diagnosis, Field, Fix, Local, row_of};
 use super::{Fsck, MetaCheck, paths};
 use crate::error::MetaError;
 use crate::inode::{DIRECTORY, Data, FileKind, Inode};
 use crate::rows::removed_key;
 use crate::{LINK_MAX, ROOT};
-use penstock_base::{BLOCK_BYTES, FileId, FindingKind as Kind, Ino, MAX_FILE_BYTES};
-use penstock_chunk::{ChunkError, ChunkKey, MapRow, chunks_of_a_file};
+use penstock_base::{BLOCK_BYTES, FileId, FindingKind as Kind, Ino, MAX_FILE_BYTES, TargetId};
+use penstock_chunk::{self as chunk, ChunkError, ChunkKey, MapRow, chunks_of_a_file};
 use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,10 +59,12 @@ impl Fsck<'_> {
     /// Repairs the file system. Nobody may have files open, except files in the queue of removed files.
     pub(crate) async fn repair(&self) -> Result<Repair, MetaError> {
         self.chunks.forget_chunks();
+        self.others.iter().for_each(|(_, chunks)| chunks.forget_chunks());
         self.turn.forget();
         let result = self.repair_rounds().await;
         // The caches must not keep a state from before the repair, even if it failed.
         self.chunks.forget_chunks();
+        self.others.iter().for_each(|(_, chunks)| chunks.forget_chunks());
         self.turn.forget();
         result
     }
@@ -106,6 +108,9 @@ impl Fsck<'_> {
                 }
             }
             self.target.volume().flush().await.map_err(ChunkError::from)?;
+            for (_, chunks) in &self.others {
+                chunks.make_durable().await?;
+            }
             self.turn.kv().flush().await?;
         }
         Ok(repair)
@@ -143,14 +148,78 @@ impl Fsck<'_> {
             Fix::MoveChunks(ino, far) => self.move_chunks(ino, far).await?,
             Fix::CountFiles => self.chunks.count_files(&diagnosis.files(), &diagnosis.opaque()).await?,
             Fix::ClearUnowned => self.chunks.clear_unowned().await?,
+            Fix::On(target, local) => self.fix_on(target, local, diagnosis).await?,
+            Fix::Take(target, ino) => self.take_chunks(target, ino).await?,
         }
         self.turn.commit_repair(writes).await
     }
 
+    fn other(&self, target: TargetId) -> &chunk::Fsck<'_> {
+        let found = self.others.iter().find(|(id, _)| *id == target);
+        &found.expect("a finding is about a target that serves").1
+    }
+
+    async fn fix_on(&self, target: TargetId, local: Local, diagnosis: &Diagnosis) -> Result<(), MetaError> {
+        let chunks = self.other(target);
+        match local {
+            Local::MarkOwned => chunks.mark_owned().await?,
+            Local::Extents => chunks.trim_extents().await?,
+            Local::CopyDoubles => drop(chunks.copy_doubles().await?),
+            Local::CountFiles => {
+                // It has rows only of files of which it has something.
+                let here = chunks.check().await?.owners;
+                let mut files = diagnosis.files();
+                files.retain(|ino, _| here.contains_key(ino));
+                chunks.count_files(&files, &diagnosis.opaque()).await?;
+            }
+            Local::ClearUnowned => chunks.clear_unowned().await?,
+        }
+        Ok(())
+    }
+
+    /// Gives chunks of another target that cannot belong to their inode new files, which lie on that target
+    /// alone. A repair that is interrupted finds the chunks again, under the number of the new file.
+    async fn take_chunks(&self, target: TargetId, ino: Ino) -> Result<(), MetaError> {
+        let chunks = self.other(target);
+        loop {
+            let rows = chunks.rows_of(ino, 0, BATCH).await?;
+            if rows.is_empty() {
+                return Ok(());
+            }
+            let (mut moves, mut end) = (WriteSet::new(), 0);
+            let to = self.turn.new_ino().await?;
+            for (key, value) in rows {
+                let (chunk, birth) = ChunkKey::decode(&key)?;
+                end = end.max(chunk.index.saturating_add(1));
+                let row = MapRow { truncations: 0, ..MapRow::decode(&value, birth)? };
+                let moved = ChunkKey { file: FileId { ino: to, ..chunk.file }, index: chunk.index };
+                moves.put(moved.row(birth), row.encode(birth)).delete(key);
+            }
+            chunks.change_rows(moves).await?;
+            self.new_file_on(Some(target), end.saturating_mul(self.chunk_bytes()), WriteSet::new(), to)
+                .await?;
+        }
+    }
+
     /// Makes a file in lost+found for chunks whose rows `writes` puts.
-    async fn new_file(&self, size: u64, mut writes: WriteSet, ino: Ino) -> Result<(), MetaError> {
+    async fn new_file(&self, size: u64, writes: WriteSet, ino: Ino) -> Result<(), MetaError> {
+        self.new_file_on(None, size, writes, ino).await
+    }
+
+    /// The same, on another target if one is given.
+    async fn new_file_on(
+        &self,
+        target: Option<TargetId>,
+        size: u64,
+        mut writes: WriteSet,
+        ino: Ino,
+    ) -> Result<(), MetaError> {
         let root = self.turn.stored_inode(ROOT).await?;
         let mut inode = self.blank_inode(ino, REGULAR | 0o600, (root.uid, root.gid));
+        if let Some(target) = target {
+            inode.layout.first = target.0;
+            inode.is_spread = true;
+        }
         inode.size = size.min(MAX_FILE_BYTES);
         writes.reclaims();
         self.reconnect(inode, writes).await
@@ -255,6 +324,7 @@ fn corrected(mut inode: Inode, field: Field) -> Inode {
         Field::Size(size) => inode.size = size,
         Field::ChunkBlocks(blocks) => inode.layout.chunk_blocks = blocks,
         Field::Truncations(truncations) => inode.truncations = truncations,
+        Field::Spread => inode.is_spread = true,
         Field::Data => match inode.kind() {
             FileKind::Regular => inode.data = Data::Chunks,
             FileKind::Directory | FileKind::Special => inode.data = Data::None,

@@ -3,7 +3,7 @@
 use super::diagnosis::Diagnosis;
 use super::{Fsck, MetaCheck, paths};
 use crate::error::MetaError;
-use crate::rows::{all_entries, all_inodes, all_removed, all_xattrs, unknown_keys};
+use crate::rows::{all_entries, all_inodes, all_queued, all_removed, all_xattrs, unknown_keys};
 use penstock_base::Ino;
 use penstock_kv::{Range, for_each};
 use penstock_session::rows::{all_results, all_sessions};
@@ -21,6 +21,10 @@ impl Fsck<'_> {
         let mut diagnosis = Diagnosis::new(&self.turn.fs(), self.chunk_blocks());
         self.progress.phase("chunks, extents and bitmaps");
         diagnosis.see_target(self.chunks.check().await?);
+        for (target, chunks) in &self.others {
+            diagnosis.see_other(*target, chunks.check().await?);
+        }
+        self.each(all_queued(), |key, value| diagnosis.see_queued(key, value)).await?;
         self.progress.phase("inodes");
         self.each(all_inodes(), |key, value| diagnosis.see_inode(key, value)).await?;
         self.each(all_removed(), |key, value| diagnosis.see_removed(key, value)).await?;

@@ -3,7 +3,7 @@
 use super::{acl, changed_reply, encode_attr, with_directory};
 use crate::access::{Asker, EXECUTE, WRITE};
 use crate::error::MetaError;
-use crate::inode::{Data, FileKind, Inode, Layout, SET_GROUP_ID, is_device, is_directory};
+use crate::inode::{Data, FileKind, Inode, SET_GROUP_ID, is_device, is_directory};
 use crate::names::{Turn, entry_row};
 use crate::parts::Parts;
 use crate::rows::{RemovedState, decode_removed, entry_key, removed_key};
@@ -129,7 +129,6 @@ pub(super) fn new_inode(
         return Err(MetaError::Request(format!("mode {:o} names no type of file", request.mode)));
     }
     let now = turn.now();
-    let layout = Layout::of_one_target(parts.names.fs().chunk_blocks);
     let mut inode = Inode {
         ino,
         mode: request.mode,
@@ -142,9 +141,11 @@ pub(super) fn new_inode(
         truncations: 0,
         parent: Ino(0),
         entries: 0,
-        layout,
+        layout: dir.layout,
         data: Data::None,
+        is_spread: false,
     };
+    inode.layout = parts.elsewhere.layout_of_new(&dir.layout, inode.kind(), parts.chunks.usage());
     parts.chunks.file_made(FileId::main(inode.ino));
     if dir.mode & SET_GROUP_ID != 0 {
         inode.gid = dir.gid;

@@ -63,7 +63,13 @@ async fn add_attributes(parts: &Parts, entries: &mut [DirEntry]) -> Result<(), M
     let inodes: Vec<Option<Inode>> = entries.iter().map(|entry| entry.ino).zip(rows).map(decode).collect();
     let is_file = |inode: &&Inode| inode.kind() == FileKind::Regular;
     let files = inodes.iter().flatten().filter(is_file).map(|inode| FileId::main(inode.ino)).collect();
-    let mut held = parts.chunks.held_blocks(files).await?.into_iter();
+    let all: Vec<&Inode> = inodes.iter().flatten().filter(is_file).collect();
+    let elsewhere = match all.iter().any(|inode| inode.is_spread) {
+        true => parts.elsewhere.held_blocks(&all).await?,
+        false => vec![0; all.len()],
+    };
+    let here = parts.chunks.held_blocks(files).await?;
+    let mut held = here.into_iter().zip(elsewhere).map(|(here, elsewhere)| here + elsewhere);
     for (entry, inode) in entries.iter_mut().zip(&inodes) {
         let blocks = if inode.as_ref().filter(is_file).is_some() { held.next() } else { None };
         entry.attr = inode.as_ref().map(|inode| inode.attr(blocks.unwrap_or(0)));

@@ -4,12 +4,14 @@ use super::xattr::has_capabilities;
 use super::{acl, encode_attr, encode_changed};
 use crate::STEP_CHUNKS;
 use crate::access::{Asker, WRITE};
+use crate::elsewhere::Held;
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode};
 use crate::parts::Parts;
+use crate::queue_work;
 use crate::rows::xattr_key;
 use penstock_base::{BLOCK_BYTES, FileId, Ino, MAX_FILE_BYTES};
-use penstock_chunk::{Behind, ChunkError, Known};
+use penstock_chunk::{Behind, ChunkError, Cut, Known, SpaceUsage};
 use penstock_kv::WriteSet;
 use penstock_session::Request;
 use penstock_wire::metadata::{CAPABILITY, Change, SetAttrRequest, StatFsReply, Time};
@@ -51,10 +53,43 @@ pub(crate) async fn get_attr(
 /// Changes attributes. With a new size, everything behind the new end and behind the old one reads as
 /// zeros, in the same transaction. If a file has many chunks there, most of them are cleared before in
 /// steps, each a transaction of its own, so that other requests can change names meanwhile.
+///
+/// The part of a truncation on targets of other stacks is done there before the reply, and after the
+/// transaction is durable: no client meets the file there in between.
 pub(crate) async fn set_attr(
     parts: &Parts,
     who: Request,
     request: SetAttrRequest,
+) -> Result<Vec<u8>, MetaError> {
+    loop {
+        let held = match request.size.filter(|_| !request.grow) {
+            Some(_) => hold_elsewhere(parts, Ino(request.ino)).await?,
+            None => None,
+        };
+        match Box::pin(set_attr_held(parts, who, request.clone(), held)).await {
+            Err(MetaError::Spread) => continue,
+            done => return done,
+        }
+    }
+}
+
+/// Holds a file on the targets of other stacks that may have something of it; none if there are none.
+async fn hold_elsewhere(parts: &Parts, ino: Ino) -> Result<Option<Held>, MetaError> {
+    if !parts.elsewhere.are_several() {
+        return Ok(None);
+    }
+    let reach = parts.elsewhere.reach(&parts.names.inode(ino).await?);
+    match reach.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(parts.elsewhere.hold(FileId::main(ino), &reach).await?)),
+    }
+}
+
+async fn set_attr_held(
+    parts: &Parts,
+    who: Request,
+    request: SetAttrRequest,
+    held: Option<Held>,
 ) -> Result<Vec<u8>, MetaError> {
     let times = [request.atime, request.mtime, request.ctime];
     if !times.iter().flatten().all(Time::is_valid) {
@@ -138,10 +173,12 @@ pub(crate) async fn set_attr(
         match inode.kind() == FileKind::Regular && owner != owner_before {
             // Its blocks are counted to the new owner in the same transaction.
             true => {
-                turn.commit_by(who, writes, vec![inode], &reply, async |writes| {
+                let queued = turn.queue(parts, &inode, queue_work::own(&inode, owner), &mut writes)?;
+                turn.commit_by(who, writes, vec![inode.clone()], &reply, async |writes| {
                     parts.chunks.set_owner(file, owner, writes).await?;
                     // At once: a write that waits may find nothing of the file in memory.
-                    parts.note_owner(file.ino, owner);
+                    parts.note_change(&inode);
+                    parts.queue.note(queued);
                     Ok(())
                 })
                 .await?;
@@ -159,12 +196,29 @@ pub(crate) async fn set_attr(
     let first_block = size.div_ceil(BLOCK_BYTES as u64);
     assert!(first_block <= until, "the steps stopped behind the new end");
     let known = Known { truncations: inode.truncations, owner };
-    turn.commit_by(who, writes, vec![inode], &reply, async |writes| {
+    if held.as_ref().map(Held::targets).unwrap_or_default() != parts.elsewhere.reach(&inode) {
+        return Err(MetaError::Spread);
+    }
+    let cut = Cut { truncations: inode.truncations, from: first_block, behind };
+    let queued = turn.queue(parts, &inode, queue_work::truncate(&inode, cut), &mut writes)?;
+    turn.commit_by(who, writes, vec![inode.clone()], &reply, async |writes| {
         parts.chunks.truncate(file, first_block..until, behind, known, writes).await?;
-        parts.note_owner(file.ino, owner);
+        parts.note_change(&inode);
+        parts.queue.note(queued);
         Ok(())
     })
     .await?;
+    drop(turn);
+    if let Some(held) = held {
+        if let Err(error) = parts.flush().await {
+            // They must not act on it, and nobody may meet what they have. The store has failed.
+            std::mem::forget(held);
+            return Err(error);
+        }
+        held.cut(cut).await?;
+        drop(held);
+        return Ok(encode_changed(change, parts.attr_now(file.ino).await?));
+    }
     // The stored reply has the most blocks that may be left, because it was written with them. Now they are
     // counted.
     if let Ok(blocks) = parts.chunks.held_or_row(file) {
@@ -312,10 +366,11 @@ async fn clear_behind(
     Ok(cleared)
 }
 
-/// Usage of the file system: blocks as the target counts them, inodes as estimated from the space in the
+/// Usage of the file system: blocks as the targets count them, inodes as estimated from the space in the
 /// key-value store.
 pub(crate) fn stat_fs(parts: &Parts) -> Vec<u8> {
-    let space = parts.chunks.usage();
+    let elsewhere = parts.elsewhere.serving().map(|target| target.usage());
+    let space: SpaceUsage = elsewhere.chain([parts.chunks.usage()]).sum();
     let rows = parts.names.kv().usage();
     let free_inodes = rows.budget_bytes.saturating_sub(rows.used_bytes) / INODE_BYTES;
     StatFsReply {

@@ -282,6 +282,11 @@ pub struct Credit {
 }
 
 impl Reserved {
+    /// The key of work, by fileset and number.
+    pub(crate) fn queued_key(fileset: u64, number: u64) -> Vec<u8> {
+        row_key(QUEUED, &[fileset, number])
+    }
+
     /// The row, for people.
     pub fn what(&self) -> &'static str {
         match self {
@@ -325,7 +330,7 @@ impl Reserved {
             }
             Self::Queued(fileset, number, queued) => {
                 queued.put(&mut enc);
-                row_key(QUEUED, &[*fileset, *number])
+                Self::queued_key(*fileset, *number)
             }
             Self::Quota(fileset, counted, quota) => {
                 [quota.blocks, quota.inodes].iter().for_each(|limit| limit.put(&mut enc));

@@ -1,12 +1,16 @@
 //! A file system in memory, and short ways to call its operations.
 
 use super::memory::{CHUNK_BLOCKS, MemChunks};
+use super::others::MemOther;
 use crate::fsck::diagnosis::Diagnosis;
-use crate::rows::{FsRow, all_entries, all_inodes, all_removed, all_xattrs, fs_key, unknown_keys};
-use crate::target::NewStore;
-use crate::{Inode, MetaError, MetaTarget, ROOT, ops};
+use crate::rows::{
+    FsRow, Home, all_entries, all_inodes, all_queued, all_removed, all_xattrs, fs_key, unknown_keys,
+};
+use crate::store::NewStore;
+use crate::{Elsewhere, Inode, MetaError, MetaTarget, OtherTarget, ROOT, ops};
 use penstock_base::env::random_id;
-use penstock_base::{Gate, Ino};
+use penstock_base::num::to_u32;
+use penstock_base::{Gate, Ino, TargetId};
 use penstock_kv::{Kv, MemKv, Range, Row};
 use penstock_session::Request;
 use penstock_session::rows::{all_results, all_sessions};
@@ -32,6 +36,24 @@ pub(super) struct Bed {
     pub(super) meta: Rc<MetaTarget>,
     pub(super) who: Request,
     starts: u64,
+    others: Vec<Rc<MemOther>>,
+}
+
+/// No target but that of the names' own stack.
+pub(super) fn alone() -> Elsewhere {
+    Elsewhere::new(TargetId(0), 1, Vec::new())
+}
+
+/// Runs a test on an empty file system of a store with these targets besides that of the names' stack.
+pub(super) fn run_with_others<T>(others: &[Rc<MemOther>], test: impl AsyncFnOnce(&mut Bed) -> T) -> T {
+    let world = World::new(1);
+    let done = world.run(async {
+        let mut bed = Bed::start(&world, MemKv::new(1 << 20), 1, others.to_vec()).await;
+        let value = test(&mut bed).await;
+        bed.meta.stop();
+        value
+    });
+    done.unwrap()
 }
 
 /// Runs a test on an empty file system.
@@ -43,7 +65,7 @@ pub(super) fn run<T>(test: impl AsyncFnOnce(&mut Bed) -> T) -> T {
 pub(super) fn run_with<T>(seed: u64, budget_bytes: u64, test: impl AsyncFnOnce(&mut Bed) -> T) -> T {
     let world = World::new(seed);
     let done = world.run(async {
-        let mut bed = Bed::start(&world, MemKv::new(budget_bytes), 1).await;
+        let mut bed = Bed::start(&world, MemKv::new(budget_bytes), 1, Vec::new()).await;
         let value = test(&mut bed).await;
         bed.meta.stop();
         value
@@ -61,31 +83,34 @@ pub(super) fn errno<T>(result: Result<T, MetaError>) -> Option<Errno> {
 }
 
 impl Bed {
-    async fn start(world: &World, kv: Rc<MemKv>, starts: u64) -> Self {
+    async fn start(world: &World, kv: Rc<MemKv>, starts: u64, others: Vec<Rc<MemOther>>) -> Self {
         let chunks = MemChunks::new(&kv, starts);
         let gate = Rc::new(Gate::default());
-        let meta = MetaTarget::open(
-            &world.env(),
-            kv.clone(),
-            chunks.clone(),
-            gate,
-            NewStore { name: "test", ..NewStore::default() },
-        )
-        .await
-        .unwrap();
+        let is_one_of_several = !others.is_empty();
+        let serving = others.iter().filter(|other| !other.is_away.get());
+        let serving = serving.map(|other| other.clone() as Rc<dyn OtherTarget>).collect();
+        let elsewhere = Elsewhere::new(TargetId(0), 1 + to_u32(others.len()), serving);
+        let new = NewStore {
+            name: "test",
+            home: Home { is_one_of_several, ..Home::default() },
+            ..NewStore::default()
+        };
+        let meta =
+            MetaTarget::open(&world.env(), kv.clone(), chunks.clone(), elsewhere, gate, new).await.unwrap();
         let hello = HelloRequest::of_mount(random_id(&world.env()));
         let reply = meta.hello(0, &hello.encode_to_vec(), false).await.unwrap();
         let session = HelloReply::decode(&reply[..]).unwrap().session;
         let header = Header { session, ..Header::request(Kind::SetAttr) };
         let who = meta.clients().request(&header).unwrap();
-        Self { world: world.clone(), kv, chunks, meta, who, starts }
+        Self { world: world.clone(), kv, chunks, meta, who, starts, others }
     }
 
     /// Stops the file system, forgets everything that is not durable, and opens it again.
     pub(super) async fn crash(&mut self) {
         self.meta.stop();
         self.kv.crash();
-        *self = Self::start(&self.world, self.kv.clone(), self.starts + 1).await;
+        self.others.iter().for_each(|other| other.crash());
+        *self = Self::start(&self.world, self.kv.clone(), self.starts + 1, self.others.clone()).await;
     }
 
     pub(super) async fn make(&self, request: MakeRequest) -> Result<Ino, MetaError> {
@@ -178,6 +203,10 @@ impl Bed {
         let fs = self.kv.rows().into_iter().find(|(key, _)| *key == fs_key()).unwrap().1;
         let mut diagnosis = Diagnosis::new(&FsRow::decode(&fs).unwrap(), CHUNK_BLOCKS);
         diagnosis.see_target(self.chunks.check());
+        for other in self.others.iter().filter(|other| !other.is_away.get()) {
+            diagnosis.see_other(other.id(), other.check());
+        }
+        self.rows(&all_queued()).iter().for_each(|(key, value)| diagnosis.see_queued(key, value));
         self.rows(&all_inodes()).iter().for_each(|(key, value)| diagnosis.see_inode(key, value));
         self.rows(&all_removed()).iter().for_each(|(key, value)| diagnosis.see_removed(key, value));
         self.rows(&all_xattrs()).iter().for_each(|(key, value)| diagnosis.see_xattr(key, value));

@@ -632,8 +632,10 @@ fn a_report_is_bounded() {
 fn a_use_of_a_file_sees_a_change_of_its_owner() {
     run(async |bed| {
         let ino = bed.add("f").await.unwrap();
-        let uses =
-            [bed.meta.change_contents(ino).await.unwrap(), bed.meta.change_contents(ino).await.unwrap()];
+        let uses = [
+            bed.meta.change_contents(penstock_base::TargetId(0), ino).await.unwrap(),
+            bed.meta.change_contents(penstock_base::TargetId(0), ino).await.unwrap(),
+        ];
         let uid = |uid| SetAttrRequest { uid: Some(uid), ..Default::default() };
         let owners = || [uses[0].owner().uid, uses[1].owner().uid];
         assert_eq!(owners(), [0, 0]);
@@ -694,7 +696,7 @@ fn a_change_of_the_owner_reaches_the_target_with_the_inode() {
         let dir = bed.add("d/").await.unwrap();
         set(bed, dir, SetAttrRequest { uid: Some(5), ..Default::default() }).await.unwrap();
         assert_eq!(bed.chunks.owners.borrow().get(&dir), None, "a directory has no blocks");
-        let in_use = bed.meta.change_contents(ino).await.unwrap();
+        let in_use = bed.meta.change_contents(penstock_base::TargetId(0), ino).await.unwrap();
         assert_eq!(Some(in_use.owner()), of(5, 6));
     });
 }

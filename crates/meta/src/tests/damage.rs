@@ -1,12 +1,12 @@
 //! The diagnosis of damaged rows: each kind of damage is found, with the repair for it.
 
-use super::bed::{Bed, errno, run};
+use super::bed::{Bed, alone, errno, run};
 use crate::fsck::diagnosis::{Field, Fix};
 use crate::rows::{
     Entry, FsRow, Home, RemovedFile, RemovedState, encode_xattr, entry_key, fs_key, inode_key, removed_key,
     store_key, xattr_key,
 };
-use crate::target::NewStore;
+use crate::store::NewStore;
 use crate::{Data, Inode, LAST_INO, MetaError, MetaTarget, ROOT, XATTR_MAX, ops};
 use penstock_base::{ArrayId, FindingKind as Kind, Gate, Id128, Ino, MAX_FILE_BYTES};
 use penstock_kv::{Kv, MemKv};
@@ -416,13 +416,14 @@ fn a_store_of_other_arrays_or_without_its_first_rows_is_not_opened() {
                 &env,
                 bed.kv.clone(),
                 bed.chunks.clone(),
+                alone(),
                 gate,
                 NewStore { name: "test", home, ..NewStore::default() },
             )
             .await;
             let error = opened.err().expect("rows would be lost").to_string();
             assert!(error.contains(why), "{error}");
-            let checked = MetaTarget::check_store(&*bed.kv, home, || true).await;
+            let checked = crate::check_store(&*bed.kv, home, || true).await;
             assert_eq!(
                 checked.map_err(|error| error.to_string()),
                 Err(error),
@@ -433,7 +434,7 @@ fn a_store_of_other_arrays_or_without_its_first_rows_is_not_opened() {
     run(async |bed| {
         let empty = MemKv::new(1 << 20);
         for has_data in [false, true] {
-            let checked = MetaTarget::check_store(&*empty, Home::default(), || has_data).await;
+            let checked = crate::check_store(&*empty, Home::default(), || has_data).await;
             assert_eq!(checked.is_err(), has_data, "what no row names would be discarded");
         }
         bed.check("nothing happened");

@@ -2,7 +2,7 @@
 
 use super::memory::MemChunks;
 use crate::MetaTarget;
-use crate::target::NewStore;
+use crate::store::NewStore;
 use penstock_base::env::random_id;
 use penstock_base::{Env, Gate, LocalBoxFuture};
 use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
@@ -82,6 +82,7 @@ fn a_session_whose_hello_waits_for_its_flush_is_not_silent() {
             &env,
             kv.clone(),
             chunks,
+            super::bed::alone(),
             gate,
             NewStore { name: "test", ..NewStore::default() },
         )

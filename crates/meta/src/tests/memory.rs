@@ -86,7 +86,8 @@ impl MemChunks {
         for (ino, _, generation) in truncations.iter().filter(|(_, _, generation)| *generation != REMOVED) {
             let owner = self.owners.borrow()[ino];
             let owned = owners.entry(*ino).or_default();
-            owned.file = Some(FileRow { truncations: *generation, blocks: owned.blocks, owner });
+            owned.file =
+                Some(FileRow { truncations: *generation, blocks: owned.blocks, owner, owner_number: 0 });
         }
         for (ino, ..) in truncations.iter().filter(|(_, _, generation)| *generation == REMOVED) {
             owners.remove(ino);

@@ -41,7 +41,7 @@ fn a_removed_file_goes_with_its_last_user() {
                 bed.meta.parts.open(bed.who.session, ino).unwrap();
             }
             for _ in 0..changes {
-                running.push(bed.meta.change_contents(ino).await.unwrap());
+                running.push(bed.meta.change_contents(penstock_base::TargetId(0), ino).await.unwrap());
             }
             bed.remove("f").await.unwrap();
             let close = async || {
@@ -65,7 +65,7 @@ fn a_removed_file_goes_with_its_last_user() {
             bed.meta.wait_reaped().await;
             assert!(is_gone(bed, ino).await, "{opens} opens, {changes} changes");
             bed.check("reaping");
-            let late = bed.meta.change_contents(ino).await.map(drop);
+            let late = bed.meta.change_contents(penstock_base::TargetId(0), ino).await.map(drop);
             assert_eq!(errno(late), Some(Errno::STALE), "a late write finds no file");
         });
     }
@@ -75,7 +75,10 @@ fn a_removed_file_goes_with_its_last_user() {
 fn contents_belong_to_regular_files() {
     run(async |bed| {
         let dir = bed.add("d/").await.unwrap();
-        assert!(matches!(bed.meta.change_contents(dir).await, Err(MetaError::Request(_))));
+        assert!(matches!(
+            bed.meta.change_contents(penstock_base::TargetId(0), dir).await,
+            Err(MetaError::Request(_))
+        ));
     });
 }
 
@@ -193,7 +196,10 @@ fn a_file_that_is_being_reaped_cannot_be_opened() {
     run(async |bed| {
         let (ino, quiet) = being_reaped(bed).await;
         assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), Some(Errno::STALE));
-        assert_eq!(errno(bed.meta.change_contents(ino).await.map(drop)), Some(Errno::STALE));
+        assert_eq!(
+            errno(bed.meta.change_contents(penstock_base::TargetId(0), ino).await.map(drop)),
+            Some(Errno::STALE)
+        );
         // A client that says that it has the file open does not keep it either.
         report_opens(bed, ino, &[3]).await;
         drop(quiet);
@@ -277,7 +283,10 @@ fn nothing_opens_a_file_of_which_half_is_gone() {
         assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), Some(Errno::STALE));
         bed.meta.wait_reaped().await;
         assert!(is_gone(bed, ino).await);
-        assert_eq!(errno(bed.meta.change_contents(ino).await.map(drop)), Some(Errno::STALE));
+        assert_eq!(
+            errno(bed.meta.change_contents(penstock_base::TargetId(0), ino).await.map(drop)),
+            Some(Errno::STALE)
+        );
     });
 }
 
@@ -354,7 +363,7 @@ fn a_repaired_file_can_be_opened() {
         bed.world.env().sleep(Duration::from_secs(1000)).await;
         assert!(!is_gone(bed, ino).await, "the file stays");
         assert_eq!(errno(bed.meta.parts.open(bed.who.session, ino)), None, "so it can be opened");
-        assert_eq!(errno(bed.meta.change_contents(ino).await.map(drop)), None);
+        assert_eq!(errno(bed.meta.change_contents(penstock_base::TargetId(0), ino).await.map(drop)), None);
     });
 }
 

@@ -6,7 +6,8 @@
 
 use super::restore_report;
 use crate::error::StartError;
-use penstock_array::{Array, ArrayError, Discard, Volume};
+use crate::stack_arrays::StackArrays;
+use penstock_array::{ArrayError, Discard, Volume};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, Class, DecodeError, Env};
@@ -15,9 +16,9 @@ use penstock_chunk::copies::{
     Anchor, Found, How, Newer, Restored, anchor_stripes, find, newest, preview, restore, tried,
 };
 use penstock_drive::Io;
-use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, for_each};
+use penstock_kv::{AheadKv, Kv, KvError, Mode, for_each};
 use penstock_meta::rows::{Home, StoreRow};
-use penstock_meta::{MetaError, MetaTarget, RestoredNames};
+use penstock_meta::{MetaError, RestoredNames, check_store};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -53,31 +54,6 @@ pub struct Restore {
     pub is_forced: bool,
 }
 
-/// The arrays of a stack.
-pub(crate) struct Arrays<'a> {
-    pub(crate) data: &'a Rc<Array>,
-    pub(crate) meta: &'a Rc<Array>,
-}
-
-impl Arrays<'_> {
-    /// The volume of the target, and that of the anchors, in a store that has copies.
-    fn parts(&self) -> Result<(Volume, Volume), StartError> {
-        let whole = Volume::whole(self.data);
-        let kept = anchor_stripes(whole.stripe_blocks());
-        match kept < self.data.geometry().stripes {
-            true => Ok(whole.split_end(kept)),
-            false => Err(StartError::Refused("the data array is too small for copies of the map".into())),
-        }
-    }
-
-    /// Opens the key-value store.
-    pub(crate) async fn open_kv(&self, env: &Env, mode: Mode) -> Result<Rc<AheadKv>, KvError> {
-        let engine = RedbKv::open(env, Volume::whole(self.meta), mode).await?;
-        // Otherwise it may write when it closes, which is later.
-        AheadKv::open(env, engine.clone()).await.inspect_err(|_| engine.retire())
-    }
-}
-
 /// The age of a copy, in words.
 fn age_of(env: &Env, copy: &Anchor) -> String {
     let minutes = env.wall_ns().saturating_sub(copy.created_ns) / 60_000_000_000;
@@ -89,7 +65,7 @@ fn age_of(env: &Env, copy: &Anchor) -> String {
 }
 
 /// The error of a start whose rows cannot be read, with what can be done.
-pub(crate) async fn with_copy(error: StartError, arrays: &Arrays<'_>) -> StartError {
+pub(crate) async fn with_copy(error: StartError, arrays: &StackArrays) -> StartError {
     let Ok((_, anchors)) = arrays.parts() else { return error };
     let copy = scoped(newest(&anchors)).await;
     match copy {
@@ -104,14 +80,14 @@ pub(crate) async fn with_copy(error: StartError, arrays: &Arrays<'_>) -> StartEr
 /// Fails if some row cannot be read, or if those are missing by which a start knows the store.
 async fn read_all(
     env: &Env,
-    arrays: &Arrays<'_>,
+    arrays: &StackArrays,
     mode: Mode,
     home: Home,
 ) -> Result<(Rc<AheadKv>, StoreRow), StartError> {
     let kv = arrays.open_kv(env, mode).await?;
     let read = async {
         let missing = || StartError::Refused("it has no rows".into());
-        let row = MetaTarget::check_store(&*kv, home, || true).await?.ok_or_else(missing)?;
+        let row = check_store(&*kv, home, || true).await?.ok_or_else(missing)?;
         for_each(&*kv, (Vec::new(), vec![0xff; 256]), |_, _| Ok::<_, KvError>(())).await?;
         Ok(row)
     };
@@ -127,7 +103,7 @@ async fn read_all(
 /// The same, tried again after an error of the contents: it may have been of the moment.
 async fn read_all_patiently(
     env: &Env,
-    arrays: &Arrays<'_>,
+    arrays: &StackArrays,
     mode: Mode,
     home: Home,
 ) -> Result<(Rc<AheadKv>, StoreRow), StartError> {
@@ -219,13 +195,13 @@ fn page_given_up(error: ArrayError, may_lack: bool) -> Result<String, StartError
 /// Makes a new key-value store of the last copy of the map.
 pub(crate) async fn restore_rows(
     env: &Env,
-    arrays: &Arrays<'_>,
+    arrays: &StackArrays,
     mode: Mode,
     home: Home,
     Restore { newer, consent, may_pass_over, may_lack, is_forced }: Restore,
 ) -> Result<(Rc<AheadKv>, Option<Restored>), StartError> {
     let (volume, anchors) = arrays.parts()?;
-    let old = Volume::whole(arrays.meta);
+    let old = Volume::whole(&arrays.meta);
     let may_lack_drives = may_lack || is_forced;
     // Before rows are read: that may write, and what only missing drives have would be out of date.
     if !may_lack_drives {

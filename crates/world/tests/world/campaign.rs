@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// Codes from which a seed draws.
 const CODES: [(usize, usize); 6] = [(4, 2), (4, 2), (3, 0), (1, 1), (1, 2), (8, 3)];
+/// Numbers of stacks from which a seed draws.
+const STACKS: [u16; 8] = [1, 1, 1, 2, 2, 3, 4, 16];
 /// Sites where the power is cut, in addition to cuts at any time.
 const SITES: [&str; 16] = [
     "log.append",
@@ -243,7 +245,10 @@ fn run_seed(seed: u64) -> Fate {
     let mischief = Mischief::new(seed, (k + m) as u64, m as u64);
     eprintln!("seed {seed}: {k}+{m}, unlucky {:?}", mischief.unlucky);
     let (lives, steps) = (1 + dice.below(4), 10 + dice.below(60));
-    let site = Site::of(k, m);
+    let stacks = STACKS[dice.below(STACKS.len() as u64) as usize];
+    let count = dice.below(5).min(stacks.into()) as u16;
+    eprintln!("seed {seed}: {stacks} stacks, files on {count} targets");
+    let site = Site::spread(code, stacks, count);
     let load = Load::default();
     let cuts = BTreeMap::new();
     let (lived, prepared, free_bytes, repaired_blocks) = (0, false, 0, 0);

@@ -1,5 +1,6 @@
 //! Tests of files and names on a healthy machine.
 
+use crate::flushed::fsync;
 use crate::machine::{Machine, Site, on_machine};
 use crate::model::{Model, list, make_file, pattern, read_all};
 use penstock_base::{Branch, FileId};
@@ -202,8 +203,8 @@ fn a_file_is_made_without_a_name() {
         client.release(made[1]).await.unwrap();
         machine.node.check_fs().await.unwrap();
         assert_eq!(client.link(made[1], root, b"late").await.unwrap_err().errno, ESTALE);
-        machine.fsync(made[0], false).await.unwrap();
-        machine.fsync(made[2], false).await.unwrap();
+        fsync(&machine, made[0], false).await.unwrap();
+        fsync(&machine, made[2], false).await.unwrap();
     });
     first.unwrap();
     site.cut(&world);

@@ -5,6 +5,7 @@
 //! the files of one more directory. The images of each file since its last sync are kept. After a crash,
 //! every block must be as in one of them, or zeros if it has changed.
 
+use crate::flushed::fsync;
 use crate::machine::Machine;
 use crate::model::{pattern, read_all};
 use penstock_base::{Branch, FileId};
@@ -277,7 +278,7 @@ impl Load {
         // Chunks of other files may be written at this time, even if no task waits for them.
         let waits = |other: &u64| *other != ino && machine.client.is_unsynced(FileId::of_numbers(0, *other));
         let others = self.running.get() > 1 || self.files.borrow().keys().any(waits);
-        machine.fsync(FileId::of_numbers(0, ino), others).await?;
+        fsync(machine, FileId::of_numbers(0, ino), others).await?;
         if let Some(file) = self.files.borrow_mut().get_mut(&ino) {
             file.sync(image);
         }

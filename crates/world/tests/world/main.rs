@@ -9,6 +9,7 @@ mod damaged;
 mod direct;
 mod faults;
 mod files;
+mod flushed;
 mod full;
 mod golden;
 mod hours;
@@ -29,6 +30,7 @@ mod scrubs;
 mod serve;
 mod shared;
 mod space;
+mod stacks;
 mod target;
 mod users;
 

@@ -1,5 +1,6 @@
 //! A load of file operations, and a model of the state that must be left of it.
 
+use crate::flushed::fsync;
 use crate::machine::Machine;
 use penstock_base::env::Runtime;
 use penstock_base::{Branch, FileId};
@@ -149,7 +150,7 @@ impl Model {
         let done = self.files.borrow()[name].images.len();
         // The fsync also makes names durable that nobody is changing, that is, the names of this task only.
         let mine = name.split('-').next().unwrap().to_owned() + "-";
-        machine.fsync(id, true).await?;
+        fsync(machine, id, true).await?;
         let mut files = self.files.borrow_mut();
         let file = files.get_mut(name).unwrap();
         file.synced = image;

@@ -7,7 +7,7 @@
 use crate::machine::Machine;
 use crate::remote::{Way, make, on_machine, read};
 use penstock_base::env::timeout;
-use penstock_base::{BLOCK_BYTES, Buf, Class, ErrorKind, Ino, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, Class, ErrorKind, Ino, Share, crc32c_blocks};
 use penstock_client::Client;
 use penstock_fabric::Remote;
 use penstock_sim::World;
@@ -109,6 +109,8 @@ impl Draw<'_> {
     fn frame(&self, kind: Kind) -> Frame {
         let change = [SpaceChange::Reserve, SpaceChange::Zero, SpaceChange::Punch][self.below(3) as usize];
         let (from, until, truncations) = (self.number(), self.number(), self.number());
+        let share = Share::new(self.below(3) as u16, self.below(4) as u16, self.below(3) as u16);
+        let share = share.unwrap_or(Share::ALL);
         let body = match kind {
             Kind::Read => encode_read(&self.chunk()),
             Kind::Write => {
@@ -119,8 +121,12 @@ impl Draw<'_> {
                 return Frame::request(kind, encode_write(&chunk, &crcs), vec![data]);
             }
             Kind::Commit => encode_commit(self.ino(), self.below(2) == 0),
-            Kind::Seek => encode_seek(&SeekRef { ino: self.ino(), hole: self.below(2) == 0, from, until }),
-            Kind::Space => encode_space(&SpaceRef { ino: self.ino(), change, from, until, truncations }),
+            Kind::Seek => {
+                encode_seek(&SeekRef { ino: self.ino(), hole: self.below(2) == 0, from, until, share })
+            }
+            Kind::Space => {
+                encode_space(&SpaceRef { ino: self.ino(), change, from, until, truncations, share })
+            }
             _ => self.message(),
         };
         Frame::request(kind, body, Vec::new())

@@ -1,5 +1,6 @@
 //! Tests of the space of files: data and holes, reservations, and freed blocks.
 
+use crate::flushed::fsync;
 use crate::machine::{Machine, Site, on_machine, with_a_cut_between};
 use crate::model::{make_file, pattern, read_all};
 use penstock_base::{Branch, ErrorKind, FileId};
@@ -55,7 +56,7 @@ fn data_and_holes_are_found_in_memory_and_on_the_volume() {
         client.write(file, 2 * BLOCK + 5, &pattern(&world, 5000)).await.unwrap();
         client.write(file, far, b"far").await.unwrap();
         check_seeks(&machine, file, far).await;
-        machine.fsync(file, false).await.unwrap();
+        fsync(&machine, file, false).await.unwrap();
         check_seeks(&machine, file, far).await;
         machine.audit().await;
         machine.stop().await;
@@ -116,7 +117,7 @@ fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
         let none = -i64::from(ENXIO);
         assert_eq!(seek(machine, kept, 0).await, [2 << 20, 0], "what is reserved is a hole");
         assert_eq!(seek(machine, kept, (2 << 20) + 13).await, [none, none]);
-        machine.fsync(kept, false).await.unwrap();
+        fsync(machine, kept, false).await.unwrap();
         assert_eq!(free_bytes(machine), free - (LEN - BLOCK), "the write took nothing");
         let big = make_file(machine, "big").await.unwrap();
         fill(machine, big).await;
@@ -131,7 +132,7 @@ fn what_is_reserved_can_be_written_on_a_full_volume_after_a_power_cut() {
         assert!(bytes[..2 << 20].iter().all(|byte| *byte == 0) && &bytes[2 << 20..] == b"in the middle");
         let data = pattern(&machine.world, (LEN - BLOCK) as usize);
         client.write(file, BLOCK, &data).await.unwrap();
-        machine.fsync(file, false).await.unwrap();
+        fsync(machine, file, false).await.unwrap();
         assert!(read_all(machine, file).await[BLOCK as usize..] == data);
     };
     with_a_cut_between(63, before, after);
@@ -147,7 +148,7 @@ fn punched_space_comes_back_and_zeroed_space_stays() {
         client.write(file, 0, &bytes).await.unwrap();
         for settled in [false, true] {
             if settled {
-                machine.fsync(file, false).await.unwrap();
+                fsync(machine, file, false).await.unwrap();
             }
             let at = u64::from(settled) << 20;
             // 16 blocks and a part at each end; then as many that are zeroed, which keep their blocks.
@@ -160,7 +161,7 @@ fn punched_space_comes_back_and_zeroed_space_stays() {
                 seek(machine, file, at + BLOCK).await,
                 [(at + 17 * BLOCK) as i64, (at + BLOCK) as i64]
             );
-            machine.fsync(file, false).await.unwrap();
+            fsync(machine, file, false).await.unwrap();
             free += 16 * BLOCK;
             assert_eq!(free_bytes(machine), free, "settled {settled}");
         }
@@ -168,7 +169,7 @@ fn punched_space_comes_back_and_zeroed_space_stays() {
         client.write(file, 3 << 20, b"tail").await.unwrap();
         change(machine, file, (3 << 20) + BLOCK, 8 * BLOCK, Reserve).await;
         change(machine, file, 3 << 20, 20 * BLOCK, Punch).await;
-        machine.fsync(file, false).await.unwrap();
+        fsync(machine, file, false).await.unwrap();
         assert_eq!(free_bytes(machine), free);
         bytes.extend([0; 4]);
         assert!(read_all(machine, file).await == bytes);

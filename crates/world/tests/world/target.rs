@@ -8,7 +8,7 @@
 use crate::machine::Site;
 use penstock_array::{Array, Volume};
 use penstock_base::{
-    BLOCK_BYTES, Buf, Class, Env, FileId, Gate, IoContext, LocalBoxFuture, crc32c, crc32c_blocks,
+    BLOCK_BYTES, Buf, Class, Env, FileId, Gate, IoContext, LocalBoxFuture, TargetId, crc32c, crc32c_blocks,
 };
 use penstock_chunk::{Behind, ChunkError, ChunkKey, Known, Owner, Target, TargetConfig};
 use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
@@ -315,7 +315,7 @@ async fn live(
     for nth in 0..LIVES {
         let gate: Rc<Gate> = Rc::default();
         let volume = Volume::whole(data);
-        let config = TargetConfig::for_volume(&volume, nth);
+        let config = TargetConfig::for_volume(&volume, TargetId(0), nth);
         let target = Target::open(env, volume, kv.clone(), gate.clone(), config).await.unwrap();
         let all = CHUNKS * u64::from(config.chunk_blocks);
         if files.is_empty() {

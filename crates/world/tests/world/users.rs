@@ -2,7 +2,7 @@
 
 use crate::machine::Machine;
 use crate::remote::{Way, carried, make, on_machine, request_of, restart};
-use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, FileId, Id128, Ino, crc32c_blocks};
+use penstock_base::{BLOCK_BYTES, Buf, ErrorKind, FileId, Id128, Ino, Share, crc32c_blocks};
 use penstock_wire::data::{
     ChunkRef, PROOF_BYTES, Right, SpaceChange, SpaceRef, encode_commit, encode_read, encode_space,
     encode_write,
@@ -186,7 +186,8 @@ fn a_user_reads_and_writes_with_the_grant_of_an_open_file_only() {
         let read_only = gateway.open(&machine, own, ino, ACCESS_READ).await.unwrap();
         let more = Right { grant: 3, ..read_only };
         let change = SpaceChange::Punch;
-        let punch = || encode_space(&SpaceRef { ino, change, from: 0, until: 1, truncations: 0 });
+        let punch =
+            || encode_space(&SpaceRef { ino, change, from: 0, until: 1, truncations: 0, share: Share::ALL });
         // Columns: user, kind, body, and the right that it uses.
         for (user, kind, body, right) in [
             (other, Kind::Read, read(), right),

@@ -355,7 +355,7 @@ fn files_are_counted_by_their_maps_and_their_inodes() {
         bench.put_map(chunk_key(3, 0), &[extent(0, 2, 40), preallocated(9, 1, 44)]).await;
         bench.put_map(chunk_key(4, 0), &[extent(0, 1, 60)]).await;
         bench.put_marks(&[8..12, 40..42, 44..45, 60..61]).await;
-        let row = |blocks, truncations| FileRow { truncations, blocks, owner: OWNER };
+        let row = |blocks, truncations| FileRow { truncations, blocks, owner: OWNER, owner_number: 0 };
         for (ino, wrong) in [(2, row(9, 0)), (5, row(3, 0)), (6, row(0, 8)), (8, row(0, 4))] {
             bench.put_row(FileRow::key(FileId::main(Ino(ino)), Birth::FIRST), wrong.encode()).await;
         }

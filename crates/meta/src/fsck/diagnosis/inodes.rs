@@ -26,6 +26,7 @@ impl Diagnosis {
             }
         }
         self.check_cycles(&traces);
+        self.check_others(&traces);
         assert!(self.traces.is_empty(), "a check adds no inode");
         self.traces = traces;
     }

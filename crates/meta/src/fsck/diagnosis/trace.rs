@@ -20,6 +20,8 @@ pub(super) struct Brief {
     pub(super) inline_bytes: u64,
     /// Truncate generation and owner.
     pub(super) known: Known,
+    /// Other targets may have a part of it.
+    pub(super) is_spread: bool,
 }
 
 /// Everything that is known of one inode number.

@@ -1,0 +1,162 @@
+use super::*;
+use crate::tests::{CHUNK, OWNER, assert_clean, chunk_key, file, fills, known, on_a_volume, write};
+use penstock_base::env::timeout;
+use penstock_kv::Kv;
+use std::time::Duration;
+
+const BLOCKS: u64 = CHUNK as u64;
+
+fn cut(truncations: u64, from: u64) -> Cut {
+    Cut { truncations, from, behind: Behind::Dropped }
+}
+
+/// Another life of the target, on what is durable.
+async fn restarted(bench: &crate::tests::Bench, target: std::rc::Rc<Target>) -> std::rc::Rc<Target> {
+    target.stop();
+    bench.kv.crash();
+    bench.target().await
+}
+
+#[test]
+fn a_truncation_that_comes_again_takes_nothing_that_was_written_since() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        for index in 0..3 {
+            write(&target, chunk_key(2, index), 0, &[1, 1, 1]).await;
+        }
+        target.commit(file(2), false).await.unwrap();
+        let again = cut(5, BLOCKS + 1);
+        work.owe(file(2), again);
+        work.finish(file(2)).await.unwrap();
+        assert_eq!(fills(&target, chunk_key(2, 1)).await[..3], [1, 0, 0]);
+        assert_eq!(fills(&target, chunk_key(2, 2)).await[..1], [0]);
+        let (data, crcs) = crate::tests::blocks_of(&[7]);
+        for key in [chunk_key(2, 1), chunk_key(2, 2)] {
+            target.write(key, 2, &data, &crcs, known(5), crate::tests::CLIENT).await.unwrap();
+        }
+        // In this life it is known to be done; in the next one rows tell it.
+        work.finish(file(2)).await.unwrap();
+        target.commit(file(2), false).await.unwrap();
+        let target = restarted(bench, target).await;
+        let work = TargetWork::new(&target);
+        work.owe(file(2), again);
+        assert!(work.turn(file(2)).await.is_ok(), "it is carried out before anything else is done");
+        assert_eq!(fills(&target, chunk_key(2, 0)).await[..3], [1, 1, 1]);
+        assert_eq!(fills(&target, chunk_key(2, 1)).await[..3], [1, 0, 7]);
+        assert_eq!(fills(&target, chunk_key(2, 2)).await[..3], [0, 0, 7]);
+        assert_clean(bench, &target).await;
+    });
+}
+
+#[test]
+fn a_truncation_that_a_crash_has_undone_is_carried_out_before_a_file_is_served() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        for index in 0..3 {
+            write(&target, chunk_key(2, index), 0, &[1, 1, 1]).await;
+        }
+        target.commit(file(2), false).await.unwrap();
+        for (truncations, from) in [(3, 2 * BLOCKS), (4, 1)] {
+            work.owe(file(2), cut(truncations, from));
+            work.finish(file(2)).await.unwrap();
+        }
+        // Not durable: the target made nothing durable since.
+        let target = restarted(bench, target).await;
+        let work = TargetWork::new(&target);
+        work.owe(file(2), cut(4, 1));
+        work.owe(file(2), cut(3, 2 * BLOCKS));
+        drop(work.turn(file(2)).await.unwrap());
+        assert_eq!(fills(&target, chunk_key(2, 0)).await[..3], [1, 0, 0]);
+        assert_eq!(fills(&target, chunk_key(2, 1)).await[..3], [0, 0, 0]);
+        let (data, crcs) = crate::tests::blocks_of(&[7]);
+        let late = target.write(chunk_key(2, 0), 0, &data, &crcs, known(3), crate::tests::CLIENT).await;
+        assert!(matches!(late, Err(ChunkError::Truncated { found: 4, sent: 3 })), "{late:?}");
+        target.sync().await.unwrap();
+        assert_clean(bench, &target).await;
+    });
+}
+
+#[test]
+fn a_file_that_is_removed_leaves_nothing_and_may_be_removed_again() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        for index in [0, 7, 900] {
+            write(&target, chunk_key(2, index), 0, &[1]).await;
+        }
+        write(&target, chunk_key(3, 0), 0, &[1]).await;
+        target.commit_all().await.unwrap();
+        let found = work.inodes_from(Ino(0), Ino(9)).await.unwrap();
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [Ino(2), Ino(3)]);
+        work.owe(file(2), cut(3, 0));
+        for _ in 0..2 {
+            work.remove(file(2)).await.unwrap();
+            target.sync().await.unwrap();
+            let found = work.inodes_from(Ino(0), Ino(9)).await.unwrap();
+            assert_eq!(found.into_iter().collect::<Vec<_>>(), [Ino(3)]);
+        }
+        assert_eq!(target.held_blocks(&[file(2), file(3)]).await.unwrap(), [0, 1]);
+        assert_clean(bench, &target).await;
+    });
+}
+
+#[test]
+fn requests_about_a_file_wait_while_it_is_held() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        let soon = Duration::from_millis(10);
+        let running = work.turn(file(2)).await.unwrap();
+        assert!(timeout(&bench.env, soon, work.hold(file(2))).await.is_none(), "a request is executed");
+        drop(running);
+        let hold = work.hold(file(2)).await;
+        assert!(timeout(&bench.env, soon, work.turn(file(2))).await.is_none());
+        drop(work.turn(file(3)).await.unwrap());
+        drop(hold);
+        drop(work.turn(file(2)).await.unwrap());
+    });
+}
+
+/// A truncation of a file of which a target has nothing leaves no row, and is not forgotten: whoever writes
+/// next brings the generation along.
+#[test]
+fn a_target_without_a_part_of_a_file_learns_the_generation_from_the_next_write() {
+    struct Told(u64);
+    impl crate::Knows for Told {
+        fn known(&self) -> Known {
+            known(self.0)
+        }
+
+        fn as_of(&self) -> crate::AsOf {
+            crate::AsOf { queued: 9, truncations: 6 }
+        }
+    }
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        work.owe(file(2), cut(6, 0));
+        work.finish(file(2)).await.unwrap();
+        target.commit_all().await.unwrap();
+        assert!(bench.kv.get(FileRow::key(file(2), Birth::FIRST)).await.unwrap().is_none());
+        let (data, crcs) = crate::tests::blocks_of(&[7]);
+        let write = async |sent: u64| {
+            target.write(chunk_key(2, 0), 0, &data, &crcs, Told(sent), crate::tests::CLIENT).await
+        };
+        assert!(matches!(write(5).await, Err(ChunkError::Truncated { found: 6, sent: 5 })));
+        write(6).await.unwrap();
+        target.commit(file(2), false).await.unwrap();
+        let row = bench.kv.get(FileRow::key(file(2), Birth::FIRST)).await.unwrap().unwrap();
+        let row = FileRow::decode(&row).unwrap();
+        assert_eq!((row.truncations, row.owner, row.owner_number), (6, OWNER, 9));
+        // Changes of the owner up to there are in what was named.
+        let other = Owner { uid: 7, ..OWNER };
+        for (number, uid) in [(8, OWNER.uid), (9, OWNER.uid), (10, 7), (10, 7), (9, 7)] {
+            work.set_owner_as_of(file(2), other, number).await.unwrap();
+            let row = bench.kv.get(FileRow::key(file(2), Birth::FIRST)).await.unwrap().unwrap();
+            assert_eq!(FileRow::decode(&row).unwrap().owner.uid, uid, "change {number}");
+        }
+        assert_clean(bench, &target).await;
+    });
+}

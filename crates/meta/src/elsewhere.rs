@@ -1,0 +1,280 @@
+//! The targets of other stacks, as the metadata target asks them.
+//!
+//! A file whose chunks are spread over several targets has some of its blocks in stores of their own, which
+//! this one's transactions do not reach. What names and sizes change there is queued work ([`crate::queue`]).
+
+use crate::error::MetaError;
+use crate::inode::{FileKind, Inode, Layout};
+use penstock_base::{FileId, Ino, LocalBoxFuture, Spread, TargetId};
+use penstock_chunk::{ChunkError, Cut, Hold, Owner, SpaceUsage, TargetWork};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// A file that is held on a target: no request about it is executed there.
+pub trait HeldFile {
+    /// Carries out a truncation that is durable here. If it fails, it is owed: nothing else is done with the
+    /// file before it is carried out.
+    fn cut(&self, cut: Cut) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+}
+
+/// A target of another stack.
+pub trait OtherTarget {
+    /// Its number.
+    fn id(&self) -> TargetId;
+
+    /// Total, free and headroom blocks.
+    fn usage(&self) -> SpaceUsage;
+
+    /// Waits for the requests about a file that are executed, and keeps others away until the result is
+    /// dropped.
+    fn hold(self: Rc<Self>, file: FileId) -> LocalBoxFuture<'static, Box<dyn HeldFile>>;
+
+    /// Notes a truncation that is durable here. It is carried out before anything else is done with the file.
+    fn owe(&self, file: FileId, cut: Cut);
+
+    /// Carries out what a file owes, if it owes anything.
+    fn finish(&self, file: FileId) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+
+    /// Drops all that the target has of a file whose inode is gone.
+    fn remove(&self, file: FileId) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+
+    /// Counts a file to another owner, by the change of this number.
+    fn set_owner(
+        &self,
+        file: FileId,
+        owner: Owner,
+        number: u64,
+    ) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+
+    /// Blocks that each file holds.
+    fn held_blocks(&self, files: Vec<FileId>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
+
+    /// Inodes in this range of which the target has something.
+    fn inodes_from(&self, first: Ino, end: Ino) -> LocalBoxFuture<'_, Result<BTreeSet<Ino>, ChunkError>>;
+
+    /// Makes everything durable that was carried out.
+    fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+}
+
+/// A file that is held on a target of this process.
+struct HeldThere {
+    work: Rc<TargetWork>,
+    file: FileId,
+    hold: Hold,
+}
+
+impl HeldFile for HeldThere {
+    fn cut(&self, cut: Cut) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        self.work.owe(self.file, cut);
+        Box::pin(self.work.settle(self.file, &self.hold))
+    }
+}
+
+impl OtherTarget for TargetWork {
+    fn id(&self) -> TargetId {
+        self.target().config().id
+    }
+
+    fn usage(&self) -> SpaceUsage {
+        self.target().usage()
+    }
+
+    fn hold(self: Rc<Self>, file: FileId) -> LocalBoxFuture<'static, Box<dyn HeldFile>> {
+        Box::pin(async move {
+            let hold = TargetWork::hold(&self, file).await;
+            Box::new(HeldThere { work: self, file, hold }) as Box<dyn HeldFile>
+        })
+    }
+
+    fn owe(&self, file: FileId, cut: Cut) {
+        TargetWork::owe(self, file, cut);
+    }
+
+    fn finish(&self, file: FileId) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(TargetWork::finish(self, file))
+    }
+
+    fn remove(&self, file: FileId) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(TargetWork::remove(self, file))
+    }
+
+    fn set_owner(
+        &self,
+        file: FileId,
+        owner: Owner,
+        number: u64,
+    ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(TargetWork::set_owner_as_of(self, file, owner, number))
+    }
+
+    fn held_blocks(&self, files: Vec<FileId>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
+        Box::pin(async move { self.target().held_blocks(&files).await })
+    }
+
+    fn inodes_from(&self, first: Ino, end: Ino) -> LocalBoxFuture<'_, Result<BTreeSet<Ino>, ChunkError>> {
+        Box::pin(TargetWork::inodes_from(self, first, end))
+    }
+
+    fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(self.target().sync())
+    }
+}
+
+/// The targets of a store besides the one of the names' own stack.
+pub struct Elsewhere {
+    home: TargetId,
+    /// Number of targets in the map of the file system.
+    count: u32,
+    serving: BTreeMap<TargetId, Rc<dyn OtherTarget>>,
+}
+
+/// A file that is held on targets, by whoever changes it.
+pub(crate) struct Held(Vec<(TargetId, Box<dyn HeldFile>)>);
+
+impl Held {
+    /// The targets on which it is held.
+    pub(crate) fn targets(&self) -> Vec<TargetId> {
+        self.0.iter().map(|(target, _)| *target).collect()
+    }
+
+    /// Has a truncation carried out that is durable here. Where that fails it is owed, and nothing else is
+    /// done with the file there.
+    pub(crate) async fn cut(&self, cut: Cut) -> Result<(), ChunkError> {
+        assert!(!self.0.is_empty(), "a file that nobody has elsewhere is not held");
+        let mut result = Ok(());
+        for (_, held) in &self.0 {
+            result = result.and(held.cut(cut).await);
+        }
+        result
+    }
+}
+
+impl Elsewhere {
+    /// The targets that serve of a store with `count` targets, of which `home` is that of the names' stack.
+    ///
+    /// # Panics
+    /// If there are more, or `home` is among them.
+    pub fn new(home: TargetId, count: u32, serving: Vec<Rc<dyn OtherTarget>>) -> Self {
+        let serving: BTreeMap<_, _> = serving.into_iter().map(|target| (target.id(), target)).collect();
+        let is_other = |id: &TargetId| *id != home && id.0 < count;
+        assert!(home.0 < count && serving.keys().all(is_other), "{count} targets, at home {home}");
+        Self { home, count, serving }
+    }
+
+    /// All numbers of targets, that of the names' own stack first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = TargetId> {
+        let others = (0..self.count).map(TargetId).filter(|id| *id != self.home);
+        std::iter::once(self.home).chain(others)
+    }
+
+    /// The target of the names' own stack.
+    pub(crate) fn home(&self) -> TargetId {
+        self.home
+    }
+
+    /// True if the store has several targets.
+    pub(crate) fn are_several(&self) -> bool {
+        self.count > 1
+    }
+
+    /// The other targets that serve.
+    pub(crate) fn serving(&self) -> impl Iterator<Item = &Rc<dyn OtherTarget>> {
+        self.serving.values()
+    }
+
+    /// Another target, if it serves.
+    pub(crate) fn get(&self, target: TargetId) -> Option<&Rc<dyn OtherTarget>> {
+        self.serving.get(&target)
+    }
+
+    /// The targets of a file; none if its layout fits no map, which a check finds.
+    pub(crate) fn spread_of(&self, layout: &Layout) -> Option<Spread> {
+        Spread::new(TargetId(layout.first), layout.count, layout.turn, self.count)
+    }
+
+    /// The other targets that may have something of a file, ascending.
+    pub(crate) fn reach(&self, inode: &Inode) -> Vec<TargetId> {
+        let spread = self.spread_of(&inode.layout).filter(|_| inode.is_spread);
+        let mut reach: Vec<TargetId> =
+            spread.iter().flat_map(Spread::all).filter(|target| *target != self.home).collect();
+        reach.sort_unstable();
+        assert!(inode.is_spread || reach.is_empty(), "only a spread file reaches other targets");
+        reach
+    }
+
+    /// Holds a file on targets, which are in ascending order. Fails if one of them does not serve.
+    pub(crate) async fn hold(&self, file: FileId, targets: &[TargetId]) -> Result<Held, MetaError> {
+        assert!(targets.is_sorted_by(|one, next| one < next), "{targets:?} are acquired in ascending order");
+        let mut held = Vec::new();
+        for id in targets {
+            let target = self.get(*id).ok_or(MetaError::Absent { target: *id })?;
+            held.push((*id, target.clone().hold(file).await));
+        }
+        Ok(Held(held))
+    }
+
+    /// Blocks that files hold on other targets: a number for each. What a target has that does not serve is
+    /// not counted.
+    pub(crate) async fn held_blocks(&self, inodes: &[&Inode]) -> Result<Vec<u64>, MetaError> {
+        let mut wanted: BTreeMap<TargetId, Vec<usize>> = BTreeMap::new();
+        for (at, inode) in inodes.iter().enumerate() {
+            self.reach(inode).into_iter().for_each(|target| wanted.entry(target).or_default().push(at));
+        }
+        let mut held = vec![0; inodes.len()];
+        for (target, places) in wanted {
+            let Some(target) = self.get(target) else { continue };
+            let files = places.iter().map(|at| FileId::main(inodes[*at].ino)).collect();
+            let of_target = target.held_blocks(files).await?;
+            assert_eq!(of_target.len(), places.len(), "a number for each file");
+            for (at, blocks) in places.into_iter().zip(of_target) {
+                held[at] += blocks;
+            }
+        }
+        Ok(held)
+    }
+
+    /// The layout of a new inode of this kind in a directory with this one. `home` is the space of the target
+    /// of the names' own stack.
+    pub(crate) fn layout_of_new(&self, of_dir: &Layout, kind: FileKind, home: SpaceUsage) -> Layout {
+        match kind {
+            FileKind::Directory => *of_dir,
+            FileKind::Regular if self.are_several() => self.place(of_dir, home),
+            _ => Layout { first: self.home.0, ..Layout::of_one_target(of_dir.chunk_blocks) },
+        }
+    }
+
+    /// The layout of a new file: from the target of the names' own stack on, unless that is much fuller than
+    /// the others, and without targets that do not serve.
+    fn place(&self, of_dir: &Layout, home: SpaceUsage) -> Layout {
+        let serves = |id: TargetId| id == self.home || self.serving.contains_key(&id);
+        let most = u16::try_from(self.count).unwrap_or(u16::MAX);
+        let wanted = if of_dir.count == 0 { most } else { of_dir.count.min(most) };
+        let usages: BTreeMap<TargetId, SpaceUsage> = self
+            .serving
+            .values()
+            .map(|target| (target.id(), target.usage()))
+            .chain([(self.home, home)])
+            .collect();
+        let first = if is_much_fuller(home, usages.values().copied().sum()) {
+            let free = |id: &TargetId| usages[id].free_blocks;
+            usages.keys().copied().max_by_key(free).unwrap_or(self.home)
+        } else {
+            self.home
+        };
+        let fits = |count: u16| {
+            let spread = Spread::new(first, count, of_dir.turn.max(1), self.count)?;
+            spread.all().all(serves).then_some(count)
+        };
+        let count = (1..=wanted).rev().find_map(fits).unwrap_or(1);
+        assert!((1..=most).contains(&count) && first.0 < self.count, "{count} targets from {first} on");
+        Layout { first: first.0, count, turn: of_dir.turn.max(1), ..*of_dir }
+    }
+}
+
+/// True if a target is more than a quarter full, and twice as full as all together.
+fn is_much_fuller(one: SpaceUsage, all: SpaceUsage) -> bool {
+    let used = |usage: SpaceUsage| usage.total_blocks.saturating_sub(usage.free_blocks);
+    let (mine, theirs) = (u128::from(used(one)), u128::from(used(all)));
+    mine * 4 > one.total_blocks.into()
+        && mine * u128::from(all.total_blocks) > 2 * theirs * u128::from(one.total_blocks)
+}

@@ -382,6 +382,16 @@ mod tests {
         assert!(error.contains("feature bits is 4"), "{error}");
     }
 
+    /// Regression: a bit that flipped there passed for a field of a later release, and refused the start.
+    #[test]
+    fn other_bytes_behind_the_header_are_damage() {
+        for at in 56..64 {
+            let mut bytes = sample().encode().to_vec();
+            bytes[at] = 64;
+            assert!(matches!(Superblock::decode(&bytes), Err(DecodeError::Bad { .. })), "byte {at}");
+        }
+    }
+
     #[test]
     fn several_stacks_have_a_feature_and_a_bound() {
         let of = |stacks| Superblock { stacks, features: Features::of_stacks(stacks > 1), ..sample() };

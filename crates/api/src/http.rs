@@ -305,6 +305,8 @@ fn router(api: Api) -> Router {
         .route("/v1/drives/{id}/replace", post(drive_replace))
         .route("/v1/pools", get(pools))
         .route("/v1/pools/{name}", get(pool).post(pool_set))
+        .route("/v1/stacks", get(stacks))
+        .route("/v1/stacks/{number}", get(stack))
         .route("/v1/arrays", get(arrays))
         .route("/v1/arrays/{id}", get(array))
         .route("/v1/arrays/{id}/rebuild", post(array_rebuild))
@@ -314,6 +316,7 @@ fn router(api: Api) -> Router {
         .route("/v1/fs/{name}/check", post(fs_check))
         .route("/v1/fs/{name}/map-copies", post(fs_copy_map))
         .route("/v1/fs/{name}/damaged", get(fs_damaged))
+        .route("/v1/fs/{name}/layout", get(fs_layout).post(fs_set_layout))
         .route("/v1/mounts", get(mounts).post(mount).delete(unmount))
         .route("/v1/sessions", get(sessions))
         .route("/v1/sessions/{id}", get(session))
@@ -491,6 +494,14 @@ async fn pool_set(
     api.on_worker(set).await.map(Json)
 }
 
+async fn stacks(State(api): State<Api>) -> Answer<Vec<penstock_node::StackReport>> {
+    api.look(|instance| Ok(instance.node().stack_reports())).await
+}
+
+async fn stack(State(api): State<Api>, UrlPath(number): UrlPath<u16>) -> Answer<penstock_node::StackReport> {
+    api.look(move |instance| instance.node().show_stack(number)).await
+}
+
 async fn arrays(State(api): State<Api>) -> Answer<Vec<penstock_node::ArrayReport>> {
     api.look(|instance| Ok(instance.node().array_reports(instance.node().arrays()))).await
 }
@@ -603,10 +614,47 @@ async fn fs_copy_map(State(api): State<Api>, UrlPath(name): UrlPath<String>) -> 
     api.look(move |instance| {
         known_fs(instance, &name)?;
         let copied = instance.clone();
-        let job = async move { Ok(json!(copied.node().map_copies().make().await?)) };
+        let job = async move { Ok(json!(copied.node().copy_maps().await?)) };
         Ok(Started { job: instance.start_job(format!("copy the map of {name}"), job) })
     })
     .await
+}
+
+#[derive(Deserialize)]
+struct AtPath {
+    path: String,
+}
+
+async fn fs_layout(
+    State(api): State<Api>,
+    UrlPath(name): UrlPath<String>,
+    Query(AtPath { path }): Query<AtPath>,
+) -> Answer<penstock_node::LayoutReport> {
+    let look = move |instance: Rc<Instance>| async move {
+        known_fs(&instance, &name)?;
+        instance.node().layout(&path).await
+    };
+    api.on_worker(look).await.map(Json)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LayoutBody {
+    path: String,
+    count: Option<u16>,
+    turn: Option<u16>,
+}
+
+async fn fs_set_layout(
+    State(api): State<Api>,
+    UrlPath(name): UrlPath<String>,
+    Json(LayoutBody { path, count, turn }): Json<LayoutBody>,
+) -> Answer<penstock_node::LayoutReport> {
+    let set = move |instance: Rc<Instance>| async move {
+        known_fs(&instance, &name)?;
+        instance.node().set_layout(&path, penstock_node::WantedLayout { count, turn }).await
+    };
+    api.on_worker(set).await.map(Json)
 }
 
 async fn fs_damaged(

@@ -86,6 +86,7 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyRep
             text.sample(name, &format!("space=\"{}\"", escaped(&space.name)), get(space));
         }
     }
+    stacks(&mut text, status);
     drives(&mut text, status);
     arrays(&mut text, status);
     histograms(&mut text, latencies);
@@ -140,6 +141,33 @@ fn drives(text: &mut Text, status: &StatusReport) {
         text.family(name, "counter", help);
         for (drive, labels) in status.drives.iter().zip(&labels) {
             text.sample(name, labels, get(drive));
+        }
+    }
+}
+
+fn stacks(text: &mut Text, status: &StatusReport) {
+    type Get = fn(&penstock_node::StackReport) -> u64;
+    let metrics: [(&str, &str, &str, Get); 9] = [
+        ("stack_serves", "gauge", "Whether the stack serves", |stack| u64::from(stack.reason.is_none())),
+        ("target_total_bytes", "gauge", "Size of the target", |stack| stack.total_bytes),
+        ("target_free_bytes", "gauge", "Free space of the target", |stack| stack.free_bytes),
+        ("target_queued_work", "gauge", "Removals, truncations and changes of owners yet to do", |stack| {
+            stack.queued_work
+        }),
+        ("target_written_bytes_total", "counter", "Bytes that clients wrote", |stack| stack.written_bytes),
+        ("target_read_bytes_total", "counter", "Bytes that clients read", |stack| stack.read_bytes),
+        ("target_commits_total", "counter", "Commits of files", |stack| stack.commits),
+        ("stack_meta_used_bytes", "gauge", "Bytes of rows in its key-value store", |stack| {
+            stack.meta_used_bytes
+        }),
+        ("stack_meta_budget_bytes", "gauge", "Bytes that these rows may take", |stack| {
+            stack.meta_budget_bytes
+        }),
+    ];
+    for (name, kind, help, get) in metrics {
+        text.family(name, kind, help);
+        for stack in &status.stacks {
+            text.sample(name, &format!("stack=\"{}\"", stack.stack), get(stack));
         }
     }
 }

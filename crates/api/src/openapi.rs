@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Path, method, summary, and the name of its path parameter if it has one.
-const OPERATIONS: [(&str, &str, &str, Option<&str>); 29] = [
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 33] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
         "/v1/events",
@@ -29,6 +29,8 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 29] = [
         "Changes its settings; body {\"rebuild_rate\": RATE}, which is auto, max, or bytes a second, as text",
         Some("name"),
     ),
+    ("/v1/stacks", "get", "All stacks, with their targets", None),
+    ("/v1/stacks/{number}", "get", "One stack", Some("number")),
     ("/v1/arrays", "get", "All arrays", None),
     ("/v1/arrays/{id}", "get", "One array, by id or name", Some("id")),
     (
@@ -51,6 +53,18 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 29] = [
         "/v1/fs/{name}/damaged",
         "get",
         "Files whose data cannot be read any more, with the bytes",
+        Some("name"),
+    ),
+    (
+        "/v1/fs/{name}/layout",
+        "get",
+        "Targets of a file, or of new files in a directory; ?path=PATH from the root",
+        Some("name"),
+    ),
+    (
+        "/v1/fs/{name}/layout",
+        "post",
+        "Changes it; body {\"path\": PATH, \"count\": TARGETS, \"turn\": CHUNKS}, the last two optional",
         Some("name"),
     ),
     ("/v1/mounts", "get", "Where the file system is mounted", None),

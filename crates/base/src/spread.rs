@@ -32,6 +32,8 @@ impl Spread {
     /// `targets`. None if the map does not have so many, or a number is 0.
     pub fn new(first: TargetId, count: u16, turn: u16, targets: u32) -> Option<Self> {
         let fits = first.0 < targets && (1..=targets).contains(&count.into()) && turn > 0;
+        // On one target all chunks are in a row.
+        let turn = if count == 1 { 1 } else { turn };
         fits.then_some(Self { first: first.0, count, turn, targets })
     }
 
@@ -85,6 +87,8 @@ impl Share {
     /// The share of the target at a place among `count`, with `turn` chunks in a row on each. None if there
     /// is no such place, or a number is 0.
     pub fn new(turn: u16, count: u16, place: u16) -> Option<Self> {
+        // The same share has the same numbers.
+        let turn = if count == 1 { turn.min(1) } else { turn };
         (turn > 0 && place < count).then_some(Self { turn, count, place })
     }
 

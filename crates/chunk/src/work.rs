@@ -166,7 +166,8 @@ impl TargetWork {
             // One that was changed in this life was changed before the truncation: nothing else is done with
             // the file while that is owed.
             let is_changed = self.target.cache.peek(key).is_some_and(|chunk| !chunk.borrow().is_clean());
-            if is_changed || self.generation_of(key).await? < cut.truncations {
+            let is_older = self.generation_of(key).await?.is_some_and(|found| found < cut.truncations);
+            if is_changed || is_older {
                 stale.push(key);
             }
         }
@@ -177,11 +178,14 @@ impl TargetWork {
             state.truncate(cut.truncations);
             return Ok(());
         }
-        let known = Known { truncations: cut.truncations, owner: state.owner().unwrap_or_default() };
         loop {
             let rest = stale.len().saturating_sub(STEP_CHUNKS);
             let step: BTreeSet<ChunkKey> = stale.split_off(rest).into_iter().collect();
             assert!(step.len() <= STEP_CHUNKS && stale.len() == rest, "a step fits into a transaction");
+            // Rows that are written before the last step are of the generation before: this cut, if it comes
+            // again after a crash, finds them.
+            let truncations = if stale.is_empty() { cut.truncations } else { state.truncations() };
+            let known = Known { truncations, owner: state.owner().unwrap_or_default() };
             let doomed = Doomed { from: cut.from, chunks: Chunks::These(step) };
             self.target.truncate_doomed(file, doomed, cut.behind, known, WriteSet::new()).await?;
             if stale.is_empty() {
@@ -191,10 +195,10 @@ impl TargetWork {
         }
     }
 
-    /// The truncate generation of the row of a chunk; 0 if it has none.
-    async fn generation_of(&self, key: ChunkKey) -> Result<u64, ChunkError> {
+    /// The truncate generation of the row of a chunk; none if it has none.
+    async fn generation_of(&self, key: ChunkKey) -> Result<Option<u64>, ChunkError> {
         let row = self.target.kv.get(key.row(Birth::FIRST)).await?;
-        Ok(row.map(|row| MapRow::decode(&row, Birth::FIRST)).transpose()?.map_or(0, |row| row.truncations))
+        Ok(row.map(|row| MapRow::decode(&row, Birth::FIRST)).transpose()?.map(|row| row.truncations))
     }
 
     /// Drops all that the target has of a file whose inode is gone. Nobody uses it, and nobody will.
@@ -215,6 +219,9 @@ impl TargetWork {
 
     /// Counts what the target has of a file to another owner, unless it knows of a later change.
     pub async fn set_owner_as_of(&self, file: FileId, owner: Owner, number: u64) -> Result<(), ChunkError> {
+        // A truncation carries the owner along.
+        let hold = self.hold(file).await;
+        self.settle(file, &hold).await?;
         let _changing = self.target.gate.change().await;
         let _lock = self.target.commits.lock(file).await;
         let state = self.target.cache.file(file).await?;

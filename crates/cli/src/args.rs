@@ -55,6 +55,9 @@ pub enum Command {
     /// Commands for pools
     #[command(subcommand)]
     Pool(Pool),
+    /// Commands for stacks: each has a target, which keeps parts of files
+    #[command(subcommand)]
+    Stack(Stack),
     /// Commands for arrays
     #[command(subcommand)]
     Array(Array),
@@ -205,6 +208,9 @@ pub struct Up {
     /// Data in each strip of a new store, 4K to 1M, a power of two [default: chosen for the code]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub strip: Option<u64>,
+    /// Targets of a new store, 1 to 64; long files are spread over them [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub targets: Option<u16>,
     /// Say how a new store would be made, and make nothing
     #[arg(long, conflicts_with_all = ["mount", "detach", "port", "tcp"])]
     pub dry_run: bool,
@@ -305,6 +311,50 @@ fn parse_rate(text: &str) -> Result<RateText, String> {
     }
 }
 
+/// Commands for stacks.
+#[derive(Debug, Subcommand)]
+pub enum Stack {
+    /// List all stacks
+    List,
+    /// Show one stack: its arrays, its space, and the work that its target has yet to do
+    Show {
+        /// Number of the stack
+        stack: u16,
+    },
+}
+
+/// Commands for layouts.
+#[derive(Debug, Subcommand)]
+pub enum FsLayout {
+    /// Show the targets of a file, or the layout that new files in a directory get
+    Show {
+        /// Path in a mount of the file system
+        path: PathBuf,
+    },
+    /// Change the layout that new files in a directory get, or that of an empty file
+    ///
+    /// Files and directories that are made later inherit it. Files that have data stay where they are.
+    Set {
+        /// Path in a mount of the file system
+        path: PathBuf,
+        /// Number of targets, or `all`: those that there are when a file is made
+        #[arg(long, value_name = "N", value_parser = parse_count, required_unless_present = "turn")]
+        targets: Option<u16>,
+        /// Data in a row on one target, a multiple of the chunk: 1M, unless a stripe is longer
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        turn: Option<u64>,
+    },
+}
+
+/// Reads a number of targets; 0 for all.
+fn parse_count(text: &str) -> Result<u16, String> {
+    match (text, text.parse()) {
+        ("all", _) => Ok(0),
+        (_, Ok(count @ 1..=64)) => Ok(count),
+        _ => Err("it is 1 to 64, or all".into()),
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Array {
     /// List all arrays
@@ -389,6 +439,9 @@ pub enum Fs {
         #[arg(long, requires = "repair")]
         yes: bool,
     },
+    /// Commands for layouts: the targets over which files are spread
+    #[command(subcommand)]
+    Layout(FsLayout),
     /// Copy names and maps to the data drives now
     ///
     /// `penstock up` does it once a day (--map-copy-hours). `penstock fs show` tells the last copy, and

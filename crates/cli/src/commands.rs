@@ -1,6 +1,6 @@
 //! Runs each command: calls the instance through REST and prints the answer.
 
-use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, Model, Pool, Session};
+use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, FsLayout, Model, Pool, Session, Stack};
 use crate::folder::{Stop, is_free, last_stop, named};
 use crate::remote::Remote;
 use crate::show::{note, print};
@@ -11,8 +11,8 @@ use penstock_bench::model::Sheet;
 use penstock_bench::{ArrayBench, ModelBench};
 use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
-    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, MapCopyReport,
-    PoolChange, PoolReport, ScrubSummary, SessionDetails, StatusReport,
+    ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, LayoutReport,
+    MapCopyReport, PoolChange, PoolReport, ScrubSummary, SessionDetails, StackReport, StatusReport,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -80,6 +80,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         Command::Drive(verb) => drive(&remote, verb, json),
         Command::Pool(verb) => pool(&remote, &verb, json),
+        Command::Stack(verb) => stack(&remote, &verb, json),
         Command::Array(verb) => array(&remote, verb, json),
         Command::Fs(verb) => fs(&remote, verb, json),
         Command::Session(verb) => session(&remote, verb, json),
@@ -216,6 +217,68 @@ fn pool(remote: &Remote, verb: &Pool, json: bool) -> Result<ExitCode> {
     }
 }
 
+fn stack(remote: &Remote, verb: &Stack, json: bool) -> Result<ExitCode> {
+    match verb {
+        Stack::List => {
+            print(json, &remote.get::<Vec<StackReport>>("/v1/stacks")?, |stacks| show::stacks(stacks))
+        }
+        Stack::Show { stack } => {
+            print(json, &remote.get::<StackReport>(&format!("/v1/stacks/{stack}"))?, show::stack)
+        }
+    }
+}
+
+/// The path from the root of the file system of a path in one of its mounts.
+fn path_in_fs(remote: &Remote, path: &Path) -> Result<String> {
+    let absolute = std::path::absolute(path)?;
+    let status: StatusReport = remote.get("/v1/status")?;
+    let separate = status.sessions.iter().map(|session| &session.mount).filter(|mount| !mount.is_empty());
+    let mounts = status.mounts.iter().chain(separate);
+    // The innermost one, if a mount lies in another.
+    let within = mounts.filter_map(|mount| absolute.strip_prefix(mount).ok());
+    let Some(rest) = within.min_by_key(|rest| rest.as_os_str().len()) else {
+        bail!("{} is not in a mount of this file system; `penstock status` shows them", path.display());
+    };
+    let text = rest.to_str().ok_or_else(|| anyhow!("{} is no UTF-8", path.display()))?;
+    Ok(format!("/{text}"))
+}
+
+fn layout(remote: &Remote, verb: &FsLayout, json: bool) -> Result<ExitCode> {
+    match verb {
+        FsLayout::Show { path } => {
+            let at = path_in_fs(remote, path)?;
+            let found: LayoutReport = remote.get(&format!("/v1/fs/main/layout?path={}", escaped(&at)))?;
+            print(json, &found, show::layout)
+        }
+        FsLayout::Set { path, targets, turn } => {
+            let at = path_in_fs(remote, path)?;
+            let turn = match turn {
+                None => None,
+                Some(bytes) => {
+                    let fs: FsReport = remote.get("/v1/fs/main")?;
+                    let chunks = u16::try_from(bytes / fs.chunk_bytes).ok();
+                    if !bytes.is_multiple_of(fs.chunk_bytes) || chunks.is_none_or(|chunks| chunks == 0) {
+                        bail!(
+                            "--turn is 1 to 65535 times {}, the chunk of this store",
+                            show::size(fs.chunk_bytes)
+                        );
+                    }
+                    chunks
+                }
+            };
+            let body = json!({ "path": at, "count": targets, "turn": turn });
+            print(json, &remote.post::<LayoutReport>("/v1/fs/main/layout", &body)?, show::layout)
+        }
+    }
+}
+
+/// Text as a value of a query: all but letters, digits and a few marks as their bytes.
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
+    let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(one).collect()
+}
+
 fn array(remote: &Remote, verb: Array, json: bool) -> Result<ExitCode> {
     match verb {
         Array::List => {
@@ -306,8 +369,11 @@ fn fs(remote: &Remote, verb: Fs, json: bool) -> Result<ExitCode> {
                 bar.line("copying names and maps");
                 Ok(())
             })?;
-            print(json, &serde_json::from_value::<MapCopyReport>(job)?, show::map_copy)
+            print(json, &serde_json::from_value::<Vec<MapCopyReport>>(job)?, |copies| {
+                copies.iter().for_each(show::map_copy)
+            })
         }
+        Fs::Layout(verb) => layout(remote, &verb, json),
         Fs::Damaged { name } => Ok(fs_damaged(remote, &name, json).unwrap_or_else(failed)),
     }
 }

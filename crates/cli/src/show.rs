@@ -4,8 +4,9 @@ use anyhow::Result;
 use penstock_bench::Line;
 use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, Event, FileReport, FindingsReport, FsCheckProgress,
-    FsCheckReport, FsReport, JobReport, LatencyReport, MapCopyReport, MapRestoreReport, PlanReport,
-    PoolReport, RebuildRate, ScrubSummary, SessionDetails, SessionReport, Severity, StatusReport,
+    FsCheckReport, FsReport, JobReport, LatencyReport, LayoutReport, MapCopyReport, MapRestoreReport,
+    PlanReport, PoolReport, RebuildRate, ScrubSummary, SessionDetails, SessionReport, Severity, StackReport,
+    StatusReport,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -219,6 +220,7 @@ pub fn plan(plan: &PlanReport, why: &str, unused: Option<&str>) {
         plan.overhead
     );
     println!("stripe    {} of data, in strips of {}", size(plan.stripe_bytes), size(plan.strip_bytes));
+    println!("targets   {}", plan.targets);
     println!("survives  {}", plan.survives);
     match plan.rebuild_seconds {
         Some(seconds) => println!(
@@ -285,9 +287,79 @@ pub fn pools(pools: &[PoolReport]) {
     }
 }
 
+pub fn stacks(stacks: &[StackReport]) {
+    println!(
+        "{:<7}{:<8}{:<11}{:>10}{:>10}{:>10}{:>8}  arrays",
+        "stack", "target", "state", "size", "free", "rows", "work"
+    );
+    for stack in stacks {
+        let rows = match stack.meta_budget_bytes {
+            0 => "-".to_owned(),
+            budget => format!("{} %", stack.meta_used_bytes * 100 / budget),
+        };
+        println!(
+            "{:<7}{:<8}{:<11}{:>10}{:>10}{rows:>10}{:>8}  {}",
+            stack.stack,
+            stack.target,
+            stack.state,
+            size(stack.total_bytes),
+            size(stack.free_bytes),
+            stack.queued_work,
+            stack.arrays.join(", ")
+        );
+    }
+}
+
+pub fn stack(stack: &StackReport) {
+    stacks(std::slice::from_ref(stack));
+    if let Some(why) = &stack.reason {
+        println!("\nit does not serve: {why}");
+        return;
+    }
+    println!("\nnames     {}", if stack.has_names { "here" } else { "in stack 0" });
+    println!("space     {} of {} are available", size(stack.available_bytes), size(stack.total_bytes));
+    println!("rows      {} of {}", size(stack.meta_used_bytes), size(stack.meta_budget_bytes));
+    println!(
+        "clients   {} written, {} read, {} commits",
+        size(stack.written_bytes),
+        size(stack.read_bytes),
+        stack.commits
+    );
+    println!(
+        "work      {} removals, truncations and changes of owners are yet to be done",
+        stack.queued_work
+    );
+    if stack.suspect_groups > 0 {
+        println!("groups    {} are not used until `penstock fs check --repair`", stack.suspect_groups);
+    }
+    if let Some(copy) = &stack.map_copy {
+        map_copy(copy);
+    }
+}
+
+pub fn layout(layout: &LayoutReport) {
+    let turn = size(u64::from(layout.turn) * layout.chunk_bytes);
+    match (layout.is_directory, layout.count) {
+        (true, 0) => println!("{}: new files lie on all targets, {turn} in a row on each", layout.path),
+        (true, count) => {
+            println!("{}: new files lie on {count} targets, {turn} in a row on each", layout.path)
+        }
+        (false, _) => {
+            let targets: Vec<String> = layout.targets.iter().map(u32::to_string).collect();
+            let spread = if layout.is_spread {
+                ""
+            } else {
+                "; so far the target of the names alone has something of it"
+            };
+            println!("{}: targets {}, {turn} in a row on each{spread}", layout.path, targets.join(", "));
+        }
+    }
+}
+
 pub fn pool(pool: &PoolReport) {
     pools(std::slice::from_ref(pool));
-    println!("\narrays    {}", pool.arrays.join(", "));
+    println!("\ntargets   {}", pool.targets);
+    println!("arrays    {}", pool.arrays.join(", "));
     println!("stripe    {} of data, in strips of {}", size(pool.stripe_bytes), size(pool.strip_bytes));
     let counting = if pool.is_counted { "" } else { "; stripes are being counted" };
     println!("owed      {} stripes lack strips{counting}", pool.redundancy_debt_stripes);

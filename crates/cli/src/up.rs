@@ -431,6 +431,11 @@ fn refuse_other_layout(drives: &DriveSet, options: &Up) -> Result<()> {
     {
         wrong.push(format!("its drives are in {} failure domains, not {wanted}", made.domains));
     }
+    if let Some(wanted) = options.targets
+        && wanted != made.stacks
+    {
+        wrong.push(format!("it has {} targets, not {wanted}", made.stacks));
+    }
     if let Some(wanted) = options.strip
         && wanted != made.strip_bytes
     {

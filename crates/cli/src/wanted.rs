@@ -54,7 +54,8 @@ impl Wanted {
                 (least, most - least)
             }
         };
-        let spec = StoreSpec::with_stacks(&plan, drive_bytes, options.strip, 1)?;
+        let stacks = options.targets.unwrap_or(1);
+        let spec = StoreSpec::with_stacks(&plan, drive_bytes, options.strip, stacks)?;
         assert_eq!(spec.drives(), plan.drives(), "{plan:?}");
         Ok(Self { plan, spec, given, unused_bytes })
     }

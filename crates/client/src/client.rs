@@ -379,9 +379,9 @@ impl Client {
         self.session.files().with(file, |state| state.has_unsynced_writes()) == Some(true)
     }
 
-    /// The targets that a sync of a file asks to commit it.
+    /// The targets that have answered writes to a file and have not committed it.
     pub fn targets_to_commit(&self, file: FileId) -> Vec<TargetId> {
-        self.session.targets().owed(file).into_iter().map(|owed| owed.target).collect()
+        self.session.targets().written_on(file)
     }
 
     /// fsync: makes durable all earlier writes to the file by this client and by others, its size, and every

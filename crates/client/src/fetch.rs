@@ -81,14 +81,17 @@ impl Session {
     pub(crate) fn note_open(&self, attr: &Attr) {
         let file = attr.file();
         let is_covered = self.leases().covers(file);
+        let opened = FileState::of(attr, self.targets().spread_of(attr));
         let make = || {
-            let mut state = FileState::of(attr, self.targets().spread_of(attr));
+            let mut state = opened.clone();
             if !is_covered {
                 state.make_stale();
             }
             state
         };
-        self.files().get_or_make(file, make).borrow_mut().open();
+        let state = self.files().get_or_make(file, make);
+        state.borrow_mut().take_layout(&opened);
+        state.borrow_mut().open();
     }
 
     /// Returns the attributes in a reply to a request made after `mark`, updated with this client's unsynced

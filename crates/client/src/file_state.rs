@@ -185,7 +185,14 @@ impl FileState {
     pub(crate) fn refresh(&mut self, fetched: &Self) {
         assert!(self.is_stale, "only a stale state is replaced");
         (self.size, self.sent_size, self.truncations) = (fetched.size, fetched.size, fetched.truncations);
+        self.take_layout(fetched);
         (self.tail, self.has_set_id, self.is_stale) = (Tail::Unknown, fetched.has_set_id, false);
+    }
+
+    /// A file that is made again after a restart of the service, or that was empty, may lie on other targets
+    /// than before.
+    pub(crate) fn take_layout(&mut self, fetched: &Self) {
+        (self.spread, self.chunk_blocks) = (fetched.spread, fetched.chunk_blocks);
     }
 
     /// The service was started again, and everything that was not durable will be sent to it. The state of a
@@ -199,6 +206,7 @@ impl FileState {
     /// Unsynced writes were sent to a new start of the service, which has these attributes of the file.
     pub(crate) fn resent(&mut self, fetched: &Self) {
         (self.sent_size, self.truncations) = (fetched.size.min(self.size), fetched.truncations);
+        self.take_layout(fetched);
         (self.tail, self.has_set_id, self.is_stale) = (Tail::Unknown, fetched.has_set_id, false);
     }
 

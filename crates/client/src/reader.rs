@@ -42,21 +42,30 @@ impl<'a> Reader<'a> {
     /// end of the file counts as a hole. Fails with ENXIO if there is none.
     pub async fn seek(&self, offset: u64, hole: bool) -> Result<u64, Failure> {
         let Blocks { session, file } = self.blocks;
-        let state = session.state(file).await?.borrow().clone();
-        let size = state.size();
-        let nothing = |what: &str| Failure {
+        let nothing = |what: &str, size: u64| Failure {
             kind: ErrorKind::Invalid,
             errno: ENXIO,
             message: format!("{what} from {offset} on in a file of {size} bytes"),
         };
-        if offset >= size {
-            return Err(nothing("nothing"));
-        }
-        let (from, until, per_chunk) = (offset / BLOCK, size.div_ceil(BLOCK), state.chunk_blocks());
-        let found = session.search(file, state.spread(), Search { hole, from, until, per_chunk }).await?;
+        let (size, found) = loop {
+            let changes = session.restarts().changes();
+            let state = session.state(file).await?.borrow().clone();
+            let size = state.size();
+            if offset >= size {
+                return Err(nothing("nothing", size));
+            }
+            let (from, until, per_chunk) = (offset / BLOCK, size.div_ceil(BLOCK), state.chunk_blocks());
+            assert!(from < until, "an offset inside the file is in a block of it");
+            let search = Search { hole, from, until, per_chunk };
+            let found = session.search(file, state.spread(), search).await?;
+            // A file that was made again in a restart may lie on other targets.
+            if changes == session.restarts().changes() {
+                break (size, found);
+            }
+        };
         let found = found.saturating_mul(BLOCK).clamp(offset, size);
         assert!((offset..=size).contains(&found), "an offset is found inside the file");
-        if !hole && found == size { Err(nothing("no data")) } else { Ok(found) }
+        if !hole && found == size { Err(nothing("no data", size)) } else { Ok(found) }
     }
 }
 

@@ -580,13 +580,16 @@ impl Session {
             let body = encode_write(&request, &crcs[range.clone()]);
             let payload = vec![data.slice(range.start * BLOCK_BYTES..range.end * BLOCK_BYTES)];
             let (branch, target) = (file.branch, state.spread().target_of(chunk));
-            self.targets.writes(file, target);
-            writes.push(self.data(To { errand, kind: Kind::Write, branch, target }, body, payload));
+            writes.push(async move {
+                self.data(To { errand, kind: Kind::Write, branch, target }, body, payload).await?;
+                self.targets.wrote(file, target);
+                Ok(())
+            });
         }
         assert_eq!(done, crcs.len(), "every block is written once");
         // Waits for all: within a process, a dropped call would interrupt the services in the middle of a
         // request.
-        join_all(writes).await.into_iter().try_for_each(|result| result.map(|_| ()))
+        join_all(writes).await.into_iter().collect()
     }
 
     /// Changes space of a file, in its state as the service knows it.
@@ -600,13 +603,14 @@ impl Session {
         let per_chunk = u64::from(state.chunk_blocks());
         let chunks = blocks.start / per_chunk..blocks.end.div_ceil(per_chunk);
         let (from, until, truncations) = (blocks.start, blocks.end, state.truncations());
-        let changes = state.spread().shares_within(chunks).into_iter().map(|(target, share)| {
+        let changes = state.spread().shares_within(chunks).into_iter().map(async |(target, share)| {
             let space = SpaceRef { ino: file.ino, change, from, until, truncations, share };
-            self.targets.writes(file, target);
             let to = To { errand, kind: Kind::Space, branch: file.branch, target };
-            self.data(to, encode_space(&space), Vec::new())
+            self.data(to, encode_space(&space), Vec::new()).await?;
+            self.targets.wrote(file, target);
+            Ok(())
         });
-        join_all(changes).await.into_iter().try_for_each(|result| result.map(drop))
+        join_all(changes).await.into_iter().collect()
     }
 
     /// Commits the data of a file: it is durable at the latest after the next `Sync` request.
@@ -741,6 +745,7 @@ impl Session {
         if !self.restarts.is_restart(generation, changes) {
             return;
         }
+        self.targets.restarted();
         self.files.for_each(|file, state| {
             state.restarted();
             if state.is_mapped() {

@@ -13,7 +13,7 @@ pub(crate) struct Targets {
     home: Cell<TargetId>,
     /// Number of targets in the map of the file system.
     count: Cell<u32>,
-    /// By file and target, the number of the last write that was sent.
+    /// By file and target, the number of the last write that was done.
     written: RefCell<HashMap<FileId, BTreeMap<TargetId, u64>>>,
     last: Cell<u64>,
 }
@@ -59,18 +59,26 @@ impl Targets {
         told.unwrap_or_else(|| Spread::of_one(self.home(), count.max(self.home().0 + 1)))
     }
 
-    /// A write to a file, or a change of its space, is about to be sent to a target.
-    pub(crate) fn writes(&self, file: FileId, target: TargetId) {
+    /// A target has answered a write to a file, or a change of its space: a commit that was sent before may
+    /// not cover it.
+    pub(crate) fn wrote(&self, file: FileId, target: TargetId) {
+        assert!(target.0 < self.count.get().max(self.home().0 + 1), "{target} is not in the map");
         self.last.set(self.last.get() + 1);
         self.written.borrow_mut().entry(file).or_default().insert(target, self.last.get());
     }
 
-    /// The targets that have something of a file to commit; the one with the names if none has.
+    /// The targets that have something of a file to commit, and the one with the names.
     pub(crate) fn owed(&self, file: FileId) -> Vec<Owed> {
         let written = self.written.borrow();
-        let of_file = written.get(&file).into_iter().flatten();
-        let owed: Vec<Owed> = of_file.map(|(target, upto)| Owed { target: *target, upto: *upto }).collect();
-        if owed.is_empty() { vec![Owed { target: self.home(), upto: 0 }] } else { owed }
+        let mut owed = BTreeMap::from([(self.home(), 0)]);
+        owed.extend(written.get(&file).into_iter().flatten());
+        assert!(owed.values().all(|upto| *upto <= self.last.get()), "{owed:?} were done");
+        owed.into_iter().map(|(target, upto)| Owed { target, upto }).collect()
+    }
+
+    /// The targets that have answered writes to a file and have not committed it.
+    pub(crate) fn written_on(&self, file: FileId) -> Vec<TargetId> {
+        self.written.borrow().get(&file).into_iter().flat_map(|targets| targets.keys().copied()).collect()
     }
 
     /// A target has committed a file.
@@ -82,6 +90,11 @@ impl Targets {
                 written.remove(&file);
             }
         }
+    }
+
+    /// The service was started again: what was not durable is lost, or is written again.
+    pub(crate) fn restarted(&self) {
+        self.written.borrow_mut().clear();
     }
 
     /// Nobody wants any more what was written to a file and not committed.
@@ -126,14 +139,17 @@ mod tests {
         let owed = |targets: &Targets| -> Vec<u32> {
             targets.owed(FILE).into_iter().map(|owed| owed.target.0).collect()
         };
-        assert_eq!(owed(&targets), [0], "somebody must be asked");
-        [1, 2, 1].into_iter().for_each(|target| targets.writes(FILE, TargetId(target)));
+        assert_eq!(owed(&targets), [0], "the names are always asked");
+        [1, 2, 1].into_iter().for_each(|target| targets.wrote(FILE, TargetId(target)));
         let begun = targets.owed(FILE);
-        assert_eq!(owed(&targets), [1, 2]);
-        targets.writes(FILE, TargetId(2));
+        assert_eq!(owed(&targets), [0, 1, 2]);
+        targets.wrote(FILE, TargetId(2));
         begun.into_iter().for_each(|owed| targets.committed(FILE, owed));
-        assert_eq!(owed(&targets), [2], "of this one the last write is not covered");
+        assert_eq!(owed(&targets), [0, 2], "of this one the last write is not covered");
         targets.forget(FILE);
+        assert_eq!(owed(&targets), [0]);
+        targets.wrote(FILE, TargetId(1));
+        targets.restarted();
         assert_eq!(owed(&targets), [0]);
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::error::MetaError;
 use crate::inode::{FileKind, Inode, Layout};
+use futures_util::future::join_all;
 use penstock_base::{FileId, Ino, LocalBoxFuture, Spread, TargetId};
 use penstock_chunk::{ChunkError, Cut, Hold, Owner, SpaceUsage, TargetWork};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,9 +13,12 @@ use std::rc::Rc;
 
 /// A file that is held on a target: no request about it is executed there.
 pub trait HeldFile {
-    /// Carries out a truncation that is durable here. If it fails, it is owed: nothing else is done with the
+    /// Notes a truncation that was committed here, and is about to be durable.
+    fn owe(&self, cut: Cut);
+
+    /// Carries out the truncations that are owed. What fails is owed further: nothing else is done with the
     /// file before it is carried out.
-    fn cut(&self, cut: Cut) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+    fn settle(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
 }
 
 /// A target of another stack.
@@ -64,8 +68,11 @@ struct HeldThere {
 }
 
 impl HeldFile for HeldThere {
-    fn cut(&self, cut: Cut) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+    fn owe(&self, cut: Cut) {
         self.work.owe(self.file, cut);
+    }
+
+    fn settle(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
         Box::pin(self.work.settle(self.file, &self.hold))
     }
 }
@@ -137,15 +144,17 @@ impl Held {
         self.0.iter().map(|(target, _)| *target).collect()
     }
 
-    /// Has a truncation carried out that is durable here. Where that fails it is owed, and nothing else is
-    /// done with the file there.
-    pub(crate) async fn cut(&self, cut: Cut) -> Result<(), ChunkError> {
+    /// Notes a truncation on all targets, in the step in which it is queued: whoever carries out the queue
+    /// must not find a target that does not know of it.
+    pub(crate) fn owe(&self, cut: Cut) {
         assert!(!self.0.is_empty(), "a file that nobody has elsewhere is not held");
-        let mut result = Ok(());
-        for (_, held) in &self.0 {
-            result = result.and(held.cut(cut).await);
-        }
-        result
+        self.0.iter().for_each(|(_, held)| held.owe(cut));
+    }
+
+    /// Has truncations carried out that are durable here. Where that fails they are owed, and nothing else is
+    /// done with the file there.
+    pub(crate) async fn settle(&self) -> Result<(), ChunkError> {
+        join_all(self.0.iter().map(|(_, held)| held.settle())).await.into_iter().collect()
     }
 }
 
@@ -180,6 +189,11 @@ impl Elsewhere {
     /// The other targets that serve.
     pub(crate) fn serving(&self) -> impl Iterator<Item = &Rc<dyn OtherTarget>> {
         self.serving.values()
+    }
+
+    /// A target does not serve from here on.
+    pub(crate) fn retire(&mut self, target: TargetId) {
+        assert!(self.serving.remove(&target).is_some(), "target {target} served");
     }
 
     /// Another target, if it serves.

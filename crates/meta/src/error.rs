@@ -49,7 +49,7 @@ pub enum MetaError {
     },
     /// A target has as much work waiting for it as the store has room for.
     #[error(
-        "target {target} has {most} entries of work waiting for it, and no more fit: it must serve first, or be given up with `penstock target forget {target}`"
+        "target {target} has {most} entries of work waiting for it, and no more fit: it must serve first"
     )]
     QueueFull {
         /// The target.

@@ -16,13 +16,20 @@ use penstock_session::{Clients, Request};
 use penstock_wire::metadata::Attr;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Delay before a removed file is dropped, if several clients use the file system.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Inodes that were marked, each with the number of the last mark.
+#[derive(Default)]
+struct Marks {
+    of: BTreeMap<Ino, u64>,
+    last: u64,
+}
 
 /// Names, contents, clients, and the uses of inodes by clients.
 pub(crate) struct Parts {
@@ -42,8 +49,8 @@ pub(crate) struct Parts {
     uses: RefCell<Uses>,
     fresh: RefCell<Fresh>,
     reap_wake: Notify,
-    /// Inodes that were marked as spread in transactions that are not known to be durable.
-    marked: RefCell<BTreeSet<Ino>>,
+    /// Inodes with changes that must be durable before other targets act by them, which are not known to be.
+    marks: RefCell<Marks>,
     stopped: Cell<bool>,
 }
 
@@ -67,7 +74,7 @@ impl Parts {
             uses: RefCell::default(),
             fresh: RefCell::default(),
             reap_wake: Notify::new(),
-            marked: RefCell::default(),
+            marks: RefCell::default(),
             stopped: Cell::new(false),
         })
     }
@@ -151,10 +158,22 @@ impl Parts {
     where
         MetaError: From<E>,
     {
-        let upto = self.fresh.borrow().last();
+        let (upto, marked) = (self.fresh.borrow().last(), self.marks.borrow().last);
         flush.await?;
         self.fresh.borrow_mut().are_durable(upto);
+        self.marks.borrow_mut().of.retain(|_, mark| *mark > marked);
         Ok(())
+    }
+
+    /// An inode is changed in a transaction, or was just now: that must be durable before a target of another
+    /// stack acts by the inode, or a crash may leave the target ahead of it.
+    pub(crate) fn mark(&self, ino: Ino) {
+        if self.elsewhere.are_several() {
+            let mut marks = self.marks.borrow_mut();
+            marks.last += 1;
+            let last = marks.last;
+            marks.of.insert(ino, last);
+        }
     }
 
     /// Makes all rows durable.
@@ -312,17 +331,18 @@ impl Parts {
                 let must_be_durable = inode.truncations > 0 || !self.names.is_looked_for(ino);
                 let mut writes = WriteSet::new();
                 writes.changes_what_is_there();
+                if must_be_durable {
+                    // Before others can see it, and after that: a flush in between may not cover it.
+                    self.mark(ino);
+                }
                 turn.commit(Request::default(), writes, vec![inode], &[]).await?;
                 if must_be_durable {
-                    self.marked.borrow_mut().insert(ino);
+                    self.mark(ino);
                 }
             }
         }
-        if self.marked.borrow().contains(&ino) {
-            self.flush().await?;
-            self.marked.borrow_mut().remove(&ino);
-        }
-        Ok(())
+        let is_marked = self.marks.borrow().of.contains_key(&ino);
+        if is_marked { self.flush().await } else { Ok(()) }
     }
 }
 

@@ -13,10 +13,10 @@ use crate::rows::{all_queued, decode_queued};
 use futures_util::future::join_all;
 use penstock_base::env::timeout;
 use penstock_base::rank::scoped;
-use penstock_base::{Birth, Branch, FileId, TargetId};
+use penstock_base::{Birth, Branch, FileId, Ino, TargetId};
 use penstock_chunk::{Behind, ChunkError, Cut, Owner};
 use penstock_kv::{WriteSet, for_each};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -28,6 +28,10 @@ const GATHER: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(2);
 /// Bytes that an entry takes, as the bound counts them.
 const ENTRY_BYTES: u64 = 128;
+/// An opening leaves out so many numbers. A crash loses fewer.
+const NUMBERS_APART: u64 = 1 << 32;
+/// Files at which a target may fail in a row before the rest of its work waits: the target itself has failed.
+const FAILURES_MOST: usize = 8;
 /// The part of the key-value store that the entries of one target may take.
 const SHARE: u64 = 64;
 
@@ -45,8 +49,14 @@ pub(crate) async fn load(parts: &Parts) -> Result<(), MetaError> {
         Ok::<_, MetaError>(())
     })
     .await?;
-    let last = parts.names.fs().last_queued;
-    parts.queue.were_given(last.max(parts.queue.committed()));
+    // Targets may know numbers durably that a crash has taken back here. They are not given again.
+    let last = parts.names.fs().last_queued.max(parts.queue.committed());
+    let (turn, mut writes) = (parts.names.turn().await, WriteSet::new());
+    let number = turn.new_queued(last.saturating_add(NUMBERS_APART), &mut writes);
+    turn.commit_queue(writes).await?;
+    drop(turn);
+    parts.flush().await?;
+    parts.queue.were_given(number);
     Ok(())
 }
 
@@ -62,6 +72,16 @@ fn cut_of(queued: &Queued) -> Option<(FileId, Cut)> {
 }
 
 impl Turn<'_> {
+    /// Fails, with the number of the first one, if a target that may have something of a file has too much
+    /// work already.
+    pub(crate) fn check_room(&self, parts: &Parts, inode: &Inode) -> Result<(), MetaError> {
+        let most = most_entries(parts);
+        match parts.elsewhere.reach(inode).into_iter().find(|id| parts.queue.entries_of(*id) >= most) {
+            Some(target) => Err(MetaError::QueueFull { target, most }),
+            None => Ok(()),
+        }
+    }
+
     /// Puts work for the targets of other stacks that may have something of a file. None if there are none.
     /// Fails, with the number of the first one, if a target has too much work already.
     pub(crate) fn queue(
@@ -71,13 +91,10 @@ impl Turn<'_> {
         work: impl FnOnce(u64) -> Work,
         writes: &mut WriteSet,
     ) -> Result<Option<Entry>, MetaError> {
+        self.check_room(parts, inode)?;
         let targets = parts.elsewhere.reach(inode);
         if targets.is_empty() {
             return Ok(None);
-        }
-        let most = (self.kv().usage().budget_bytes / SHARE / ENTRY_BYTES).max(1);
-        if let Some(target) = targets.iter().find(|target| parts.queue.entries_of(**target) >= most) {
-            return Err(MetaError::QueueFull { target: *target, most });
         }
         let number = self.new_queued(parts.queue.committed(), writes);
         assert!(number > parts.queue.committed(), "a number is given once");
@@ -91,6 +108,11 @@ impl Turn<'_> {
         writes.put(key, value);
         Ok(Some(Entry::new(number, targets)))
     }
+}
+
+/// The most entries of one target.
+fn most_entries(parts: &Parts) -> u64 {
+    (parts.names.kv().usage().budget_bytes / SHARE / ENTRY_BYTES).max(1)
 }
 
 /// Carries out the work of the queue until the parts are stopped.
@@ -141,34 +163,47 @@ pub(crate) async fn carry_out(parts: &Parts, target: TargetId) -> Result<bool, M
 type Read = (u64, Queued);
 
 /// The part of a target in a pass.
-struct Done {
-    target: TargetId,
-    /// The entries that it has carried out durably.
-    numbers: BTreeSet<u64>,
-    is_stuck: bool,
+#[derive(Default)]
+struct Progress {
+    /// Files with work that failed: what follows for them waits, and nothing else.
+    failed: BTreeSet<FileId>,
+    /// The first entry that it has not carried out.
+    left: Option<u64>,
+    /// It has failed at so much that the rest waits.
+    has_given_up: bool,
 }
 
-/// Carries out some entries, and records the answers.
+/// The entries of one batch that a target has carried out durably.
+struct Done {
+    target: TargetId,
+    numbers: BTreeSet<u64>,
+}
+
+/// Carries out all entries that are there now, and records the answers.
 async fn pass(parts: &Parts) -> Result<(), MetaError> {
-    let Some(from) = parts.queue.first(|id| parts.elsewhere.get(id).is_some()) else { return Ok(()) };
+    let Some(mut from) = parts.queue.first(|id| parts.elsewhere.get(id).is_some()) else { return Ok(()) };
     let upto = parts.queue.committed();
-    let (first, end) = (Reserved::queued_key(0, from), Reserved::queued_key(0, upto + 1));
-    let rows = parts.names.kv().scan(first, end, BATCH).await?;
-    // One that cannot be read cannot be carried out, and a check reports it.
-    let read: Vec<Read> = rows.iter().filter_map(|(key, value)| decode_queued(key, value).ok()).collect();
-    // Beyond the last row there is none.
-    let seen = if rows.len() < BATCH { upto } else { read.last().map_or(upto, |(number, _)| *number) };
-    assert!(seen <= upto && read.iter().all(|(number, _)| (from..=seen).contains(number)), "{from}..={seen}");
     // Before any target acts.
     parts.flush().await?;
-    let work = parts.elsewhere.serving().map(|target| scoped(work_of(parts, &**target, &read)));
-    let done: Vec<Done> = join_all(work).await;
-    record(parts, &read, &done).await?;
-    for Done { target, numbers, is_stuck } in done {
-        let is_left =
-            |(number, queued): &&Read| queued.targets.contains(&target.0) && !numbers.contains(number);
-        let next = read.iter().find(is_left).map_or(seen + 1, |(number, _)| *number);
-        parts.queue.done_below(target, next, is_stuck);
+    let mut progress: BTreeMap<TargetId, Progress> =
+        parts.elsewhere.serving().map(|target| (target.id(), Progress::default())).collect();
+    while from <= upto && !parts.is_stopped() {
+        let (first, end) = (Reserved::queued_key(0, from), Reserved::queued_key(0, upto + 1));
+        let rows = parts.names.kv().scan(first, end, BATCH).await?;
+        // One that cannot be read cannot be carried out, and a check reports it.
+        let read: Vec<Read> = rows.iter().filter_map(|(key, value)| decode_queued(key, value).ok()).collect();
+        // Beyond the last row there is none.
+        let last = rows.last().and_then(|(key, _)| Reserved::queued_number(key));
+        let seen = if rows.len() < BATCH { upto } else { last.unwrap_or(upto) };
+        assert!(read.iter().all(|(number, _)| (from..=seen).contains(number)), "{from}..={seen}");
+        let work = parts.elsewhere.serving().zip(progress.values_mut());
+        let work = work.map(|(target, progress)| scoped(work_of(parts, &**target, &read, progress)));
+        let done: Vec<Done> = join_all(work).await;
+        record(parts, &read, &done).await?;
+        for (target, Progress { left, .. }) in &progress {
+            parts.queue.done_below(*target, left.unwrap_or(seen + 1), left.is_some());
+        }
+        from = seen + 1;
     }
     Ok(())
 }
@@ -199,43 +234,63 @@ async fn record(parts: &Parts, read: &[Read], done: &[Done]) -> Result<(), MetaE
     if !writes.is_empty() {
         turn.commit_queue(writes).await?;
     }
-    answered.into_iter().for_each(|target| parts.queue.answered(target));
+    // Removed files wait for room since an entry of a target had none.
+    let half = most_entries(parts) / 2;
+    for target in answered {
+        parts.queue.answered(target);
+        if parts.queue.entries_of(target) == half {
+            parts.removed.borrow_mut().retry_all();
+            parts.wake_reaper();
+        }
+    }
     Ok(())
 }
 
-/// Has a target carry out its part of entries, up to the first one that fails.
-async fn work_of(parts: &Parts, other: &dyn OtherTarget, read: &[Read]) -> Done {
+/// Has a target carry out its part of entries. Files at which it fails wait; others do not.
+async fn work_of(parts: &Parts, other: &dyn OtherTarget, read: &[Read], progress: &mut Progress) -> Done {
     let target = other.id();
-    let (mut numbers, mut failed) = (BTreeSet::new(), None);
+    let mut numbers = BTreeSet::new();
     for (number, queued) in read.iter().filter(|(_, queued)| queued.targets.contains(&target.0)) {
-        if parts.is_stopped() {
-            break;
+        let file = file_of(queued);
+        if progress.has_given_up || parts.is_stopped() || progress.failed.contains(&file) {
+            continue;
         }
         match carry_out_one(other, queued).await {
             Ok(()) => assert!(numbers.insert(*number), "an entry is carried out once in a pass"),
             Err(error) => {
-                failed = Some(error);
-                break;
+                tracing::warn!(%target, %file, %error, "a target could not carry out its work yet");
+                progress.failed.insert(file);
+                progress.has_given_up = progress.failed.len() >= FAILURES_MOST && numbers.is_empty();
             }
         }
     }
     if !numbers.is_empty()
         && let Err(error) = other.sync().await
     {
-        (failed, numbers) = (Some(error), BTreeSet::new());
+        tracing::warn!(%target, %error, "a target could not make its work durable yet");
+        numbers.clear();
+        progress.has_given_up = true;
     }
-    if let Some(error) = &failed {
-        tracing::warn!(%target, %error, "a target could not carry out its work yet");
-    }
-    Done { target, numbers, is_stuck: failed.is_some() }
+    let is_left = |(number, queued): &&Read| queued.targets.contains(&target.0) && !numbers.contains(number);
+    progress.left = progress.left.or(read.iter().find(is_left).map(|(number, _)| *number));
+    Done { target, numbers }
+}
+
+/// The file that work is about.
+fn file_of(queued: &Queued) -> FileId {
+    let ino = match queued.work {
+        Work::Truncate { ino, .. } | Work::Remove { ino, .. } | Work::Own { ino, .. } => ino,
+        Work::DropBranch => Ino(0),
+    };
+    FileId { branch: queued.branch, ino }
 }
 
 async fn carry_out_one(target: &dyn OtherTarget, queued: &Queued) -> Result<(), ChunkError> {
-    let file = |ino| FileId { branch: queued.branch, ino };
+    let file = file_of(queued);
     match queued.work {
-        Work::Truncate { ino, .. } => target.finish(file(ino)).await,
-        Work::Remove { ino, .. } => target.remove(file(ino)).await,
-        Work::Own { ino, number, owner } => target.set_owner(file(ino), owner, number).await,
+        Work::Truncate { .. } => target.finish(file).await,
+        Work::Remove { .. } => target.remove(file).await,
+        Work::Own { number, owner, .. } => target.set_owner(file, owner, number).await,
         Work::DropBranch => Err(ChunkError::Invalid("there is no branch to be dropped".into())),
     }
 }

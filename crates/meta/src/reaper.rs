@@ -21,8 +21,9 @@ use std::time::Duration;
 
 /// Delay before another attempt at a file that could not be dropped.
 const RETRY: Duration = Duration::from_secs(2);
-/// The same if its rows are damaged. A repair queues it again at once.
-const RETRY_DAMAGED: Duration = Duration::from_secs(600);
+/// The same if its rows are damaged, or a target has too much work: a repair, or an answer of the target,
+/// queues it again at once.
+const RETRY_STUCK: Duration = Duration::from_secs(600);
 
 /// Queues the files that the last start left.
 pub(crate) async fn queue_removed(parts: &Parts) -> Result<(), MetaError> {
@@ -59,15 +60,18 @@ pub(crate) async fn run(parts: Rc<Parts>) {
             Ok(()) => parts.removed.borrow_mut().done(),
             Err(error) => {
                 tracing::warn!(%ino, %error, "a removed file could not be dropped yet");
-                let is_damaged = Failure::from(error).kind == ErrorKind::Corrupt;
-                let delay = if is_damaged { RETRY_DAMAGED } else { RETRY };
-                parts.removed.borrow_mut().retry(parts.env.now() + delay, is_damaged);
+                // One for which there is no room in the queue is tried again once there is some.
+                let waits_for_room = matches!(error, MetaError::QueueFull { .. });
+                let is_stuck = waits_for_room || Failure::from(error).kind == ErrorKind::Corrupt;
+                let delay = if is_stuck { RETRY_STUCK } else { RETRY };
+                parts.removed.borrow_mut().retry(parts.env.now() + delay, is_stuck);
             }
         }
     }
 }
 
-/// Waits until all removed files without users have been dropped, except those that only a repair lets go.
+/// Waits until all removed files without users have been dropped, except those that wait for a repair or for
+/// a target.
 pub(crate) async fn wait_reaped(parts: &Parts) {
     while !parts.removed.borrow().is_idle() && !parts.is_stopped() {
         parts.env.sleep(Duration::from_millis(5)).await;

@@ -1,10 +1,10 @@
 //! The metadata target: its parts put together.
 
 use crate::chunks::ChunkStore;
-use crate::elsewhere::Elsewhere;
+use crate::elsewhere::{Elsewhere, OtherTarget};
 use crate::error::MetaError;
 use crate::fsck::{CheckProgress, Fsck, MetaCheck, Progress, Repair, Targets, paths};
-use crate::inode::{Data, Inode, Layout};
+use crate::inode::{Data, FileKind, Inode, Layout};
 use crate::names::{INO_RUN, Names, first_looked_for};
 use crate::ops::layout::{LayoutInfo, WantedLayout};
 use crate::parts::{InUse, Parts};
@@ -16,12 +16,13 @@ use crate::{LAST_INO, ROOT, ops};
 use penstock_base::env::random_id;
 use penstock_base::rank::scoped;
 use penstock_base::{Env, ErrorKind, FileId, Gate, Id128, Ino, TargetId};
-use penstock_chunk::map_range;
+use penstock_chunk::{ChunkError, map_range};
 use penstock_kv::{Kv, WriteSet, for_each};
 use penstock_session::{Clients, Request};
 use penstock_wire::metadata::Time;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Properties of a file system.
@@ -41,6 +42,7 @@ pub struct FsInfo {
 pub struct MetaTarget {
     pub(crate) parts: Rc<Parts>,
     progress: Progress,
+    away: Vec<(TargetId, String)>,
 }
 
 impl MetaTarget {
@@ -50,7 +52,7 @@ impl MetaTarget {
         env: &Env,
         kv: Rc<dyn Kv>,
         chunks: Rc<dyn ChunkStore>,
-        elsewhere: Elsewhere,
+        mut elsewhere: Elsewhere,
         gate: Rc<Gate>,
         new: NewStore<'_>,
     ) -> Result<Rc<Self>, MetaError> {
@@ -83,15 +85,21 @@ impl MetaTarget {
         }
         let fs = sound;
         let names = Names::new(env, kv, gate, fs, last_ino);
+        let away = drop_lost(&names, &mut elsewhere).await?;
         let parts = Parts::new(env, names, (chunks, elsewhere), clients);
         reaper::queue_removed(&parts).await?;
         if parts.elsewhere.are_several() {
             queue_work::load(&parts).await?;
-            drop_lost(&parts).await?;
             env.spawn("meta queue", Box::pin(scoped(queue_work::run(parts.clone()))));
         }
         env.spawn("meta reap", Box::pin(scoped(reaper::run(parts.clone()))));
-        Ok(Rc::new(Self { parts, progress: Progress::default() }))
+        Ok(Rc::new(Self { parts, progress: Progress::default(), away }))
+    }
+
+    /// Targets of other stacks of which the opening could not learn what it must know, with the reasons. They
+    /// are not used, and must not serve.
+    pub fn away(&self) -> &[(TargetId, String)] {
+        &self.away
     }
 
     /// The sessions of this file system.
@@ -129,6 +137,11 @@ impl MetaTarget {
     /// Changes the layout that new files in a directory get, or that of a file without data.
     pub async fn set_layout(&self, path: &[u8], wanted: WantedLayout) -> Result<LayoutInfo, MetaError> {
         ops::layout::set(&self.parts, path, wanted).await
+    }
+
+    /// Entries of work that a target has yet to carry out.
+    pub fn queued_for(&self, target: TargetId) -> u64 {
+        self.parts.queue.entries_of(target)
     }
 
     /// Has the work carried out that waits for a target. Returns false if there was none, or it failed.
@@ -225,39 +238,92 @@ impl MetaTarget {
 }
 
 /// Drops what other targets have of files that a crash of the names has lost, and marks those that it has not
-/// lost as spread. Nobody is served before: a client may make a lost file again, under its number.
-async fn drop_lost(parts: &Parts) -> Result<(), MetaError> {
-    let reserved = parts.names.fs().reserved_ino;
-    let (first, end) = (Ino(first_looked_for(reserved).0 + 1), Ino(LAST_INO.0 + 1));
-    let mut spread = BTreeSet::new();
-    for target in parts.elsewhere.serving() {
-        let mut has_dropped = false;
-        for ino in target.inodes_from(first.max(ROOT), end).await? {
-            match parts.names.stored_inode(ino).await {
-                Ok(inode) if inode.is_spread => {}
-                Ok(_) => drop(spread.insert(ino)),
-                Err(MetaError::Posix(Errno::STALE)) => {
-                    tracing::info!(%ino, target = %target.id(), "a file is dropped that a crash has lost");
-                    target.remove(FileId::main(ino)).await?;
-                    has_dropped = true;
-                }
-                // A check reports it.
-                Err(MetaError::Row(_)) => {}
-                Err(error) => return Err(error),
+/// lost as spread. Nobody is served before: a client may make a lost file again, under its number. Targets at
+/// which this fails do not serve; they are returned with the reasons.
+async fn drop_lost(names: &Names, elsewhere: &mut Elsewhere) -> Result<Vec<(TargetId, String)>, MetaError> {
+    let (mut spread, mut away) = (BTreeSet::new(), Vec::new());
+    if !elsewhere.are_several() {
+        return Ok(away);
+    }
+    let first = Ino(first_looked_for(names.fs().reserved_ino).0 + 1);
+    let inos = first.max(ROOT)..Ino(LAST_INO.0 + 1);
+    let serving: Vec<Rc<dyn OtherTarget>> = elsewhere.serving().cloned().collect();
+    for target in serving {
+        match drop_lost_of(names, &*target, inos.clone()).await? {
+            Ok(found) => spread.extend(found),
+            Err(error) => {
+                tracing::error!(target = %target.id(), %error, "a target does not serve");
+                elsewhere.retire(target.id());
+                away.push((target.id(), format!("what it has of the newest files is unknown: {error}")));
             }
         }
-        if has_dropped {
-            target.sync().await?;
-        }
     }
+    spread.extend(unseen(names, elsewhere, inos).await?);
     for ino in spread {
-        let turn = parts.names.turn().await;
+        let turn = names.turn().await;
         let inode = Inode { is_spread: true, ..turn.stored_inode(ino).await? };
         let mut writes = WriteSet::new();
         writes.changes_what_is_there();
         turn.commit(Request::default(), writes, vec![inode], &[]).await?;
     }
-    Ok(())
+    Ok(away)
+}
+
+/// Drops what one target has of files that a crash has lost. Returns those that are there and not marked as
+/// spread.
+async fn drop_lost_of(
+    names: &Names,
+    target: &dyn OtherTarget,
+    inos: Range<Ino>,
+) -> Result<Result<BTreeSet<Ino>, ChunkError>, MetaError> {
+    let (mut spread, mut lost) = (BTreeSet::new(), Vec::new());
+    let found = match target.inodes_from(inos.start, inos.end).await {
+        Ok(found) => found,
+        Err(error) => return Ok(Err(error)),
+    };
+    for ino in found {
+        match names.stored_inode(ino).await {
+            Ok(inode) if inode.is_spread => {}
+            Ok(_) => drop(spread.insert(ino)),
+            Err(MetaError::Posix(Errno::STALE)) => lost.push(ino),
+            // A check reports it.
+            Err(MetaError::Row(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let drop_them = async {
+        for ino in &lost {
+            tracing::info!(%ino, target = %target.id(), "a file is dropped that a crash has lost");
+            target.remove(FileId::main(*ino)).await?;
+        }
+        if lost.is_empty() { Ok(()) } else { target.sync().await }
+    };
+    Ok(drop_them.await.map(|()| spread))
+}
+
+/// Files among these that may have something on a target that does not serve, and are not marked as spread:
+/// once it serves again, they may be too old to be looked for.
+async fn unseen(names: &Names, elsewhere: &Elsewhere, inos: Range<Ino>) -> Result<BTreeSet<Ino>, MetaError> {
+    let mut unseen = BTreeSet::new();
+    let serving: BTreeSet<TargetId> = elsewhere.serving().map(|target| target.id()).collect();
+    let is_absent = |target: TargetId| target != elsewhere.home() && !serving.contains(&target);
+    if !elsewhere.all().any(is_absent) {
+        return Ok(unseen);
+    }
+    for_each(names.kv(), (inode_key(inos.start), inode_key(inos.end)), |key, row| {
+        // A check reports what is no inode.
+        if let Ok(ino) = owner_of(key, 3, true)
+            && let Ok(inode) = Inode::decode(row)
+            && inode.kind() == FileKind::Regular
+            && !inode.is_spread
+            && elsewhere.spread_of(&inode.layout).is_some_and(|spread| spread.all().any(is_absent))
+        {
+            unseen.insert(ino);
+        }
+        Ok::<_, MetaError>(())
+    })
+    .await?;
+    Ok(unseen)
 }
 
 /// Returns the number behind which inode numbers are free: the highest reserved one, or a higher one that is

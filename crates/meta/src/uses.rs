@@ -133,7 +133,7 @@ pub(crate) struct RemovedFiles {
 #[derive(Debug)]
 struct Waiting {
     due: Duration,
-    /// It probably cannot be reaped before a repair.
+    /// It probably cannot be reaped before a repair, or before a target has done other work.
     is_stuck: bool,
 }
 
@@ -144,7 +144,7 @@ impl RemovedFiles {
         self.put(ino, Waiting { due, is_stuck: false });
     }
 
-    /// Makes files that are stuck due now, after a repair.
+    /// Makes files that are stuck due now, after a repair or once a target has done work.
     pub(crate) fn retry_all(&mut self) {
         let stuck: Vec<Ino> =
             self.waiting.iter().filter(|(_, file)| file.is_stuck).map(|(ino, _)| *ino).collect();

@@ -41,22 +41,27 @@ impl Damage {
         if self.found.borrow().stripes == stripes {
             return;
         }
-        let mut inodes = BTreeSet::new();
+        let (mut inodes, mut is_complete) = (BTreeSet::new(), true);
         for stack in stacks {
             match stack.target.damaged().await {
                 Ok(runs) => inodes.extend(runs.keys().map(|ino| ino.0)),
                 Err(error) => {
-                    tracing::error!(%error, "the files that are damaged cannot be found");
-                    return;
+                    tracing::error!(%error, stack = %stack.number(), "the files that are damaged cannot be found");
+                    is_complete = false;
                 }
             }
         }
-        let inodes: Vec<u64> = inodes.into_iter().collect();
         let known: BTreeSet<u64> = self.found.borrow().inodes.iter().copied().collect();
+        if !is_complete {
+            inodes.extend(&known);
+        }
+        let inodes: Vec<u64> = inodes.into_iter().collect();
         for inode in inodes.iter().filter(|inode| !known.contains(*inode)).take(NAMED_MOST) {
             let text = format!("data of inode {inode} cannot be read; `penstock fs damaged` names it");
             events.add(Severity::Error, EventKind::FileDamaged, object, text);
         }
+        // They are looked for again if some could not be found.
+        let stripes = if is_complete { stripes } else { Vec::new() };
         *self.found.borrow_mut() = Found { stripes, inodes };
     }
 

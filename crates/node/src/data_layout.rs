@@ -14,6 +14,8 @@ pub struct DataLayout {
     pub domains: usize,
     /// Bytes of data in a strip.
     pub strip_bytes: u64,
+    /// Stacks of the store, each with a target.
+    pub stacks: u16,
     /// The layout in a few words.
     pub layout: String,
 }
@@ -31,6 +33,7 @@ impl DataLayout {
             }
         };
         let strip_bytes = data.geometry().strip_bytes() as u64;
-        Some(Self { arrangement, domains, strip_bytes, layout: layout.describe() })
+        let stacks = drives.stacks();
+        Some(Self { arrangement, domains, strip_bytes, stacks, layout: layout.describe() })
     }
 }

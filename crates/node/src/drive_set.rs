@@ -8,6 +8,7 @@ use crate::error::AdminError;
 use crate::event::{EventKind, Severity, drive_object};
 use crate::events::Events;
 use crate::layout::allocate;
+use penstock_array::format::descriptor::Descriptor;
 use penstock_array::{Array, MemberNo, clear_label};
 use penstock_base::env::random_id;
 use penstock_base::{DriveId, Env, Features, StoreId};
@@ -29,6 +30,8 @@ pub struct DriveSet {
     /// Stacks of the store.
     stacks: u16,
     arrays: Vec<Rc<Array>>,
+    /// The arrays of stacks that do not serve: what drives have of them stays.
+    absent: Vec<Descriptor>,
     events: Rc<Events>,
     list: RefCell<Vec<Rc<DriveHandle>>>,
     /// Blank drives that replaced others since the start: their strips are rebuilt, not brought up to date.
@@ -46,7 +49,7 @@ impl DriveSet {
         env: &Env,
         backing: Rc<dyn Backing>,
         (store, stacks): (StoreId, u16),
-        arrays: &[Rc<Array>],
+        (arrays, absent): (&[Rc<Array>], Vec<Descriptor>),
         events: &Rc<Events>,
         drives: Vec<Rc<DriveHandle>>,
     ) -> Rc<Self> {
@@ -56,6 +59,7 @@ impl DriveSet {
             store,
             stacks,
             arrays: arrays.to_vec(),
+            absent,
             events: events.clone(),
             list: RefCell::new(drives),
             replaced: RefCell::default(),
@@ -68,6 +72,11 @@ impl DriveSet {
     /// Identifier of the store.
     pub fn store(&self) -> StoreId {
         self.store
+    }
+
+    /// Stacks of the store.
+    pub fn stacks(&self) -> u16 {
+        self.stacks
     }
 
     /// The arrays on the drives.
@@ -99,7 +108,14 @@ impl DriveSet {
         }
     }
 
-    /// Takes a drive out of service. Refused if an array could not survive that.
+    /// The array of a stack that does not serve of which a drive has a part.
+    fn absent_on(&self, drive: DriveId) -> Option<&Descriptor> {
+        let has_drive = |array: &&Descriptor| array.members.iter().any(|member| member.drive == drive);
+        self.absent.iter().find(has_drive)
+    }
+
+    /// Takes a drive out of service. Refused if an array could not survive that, or if nobody knows, because
+    /// the array does not serve.
     pub(crate) async fn fail(&self, id: &str) -> Result<Rc<DriveHandle>, AdminError> {
         let _one_at_a_time = self.changing.lock().await;
         let drive = self.find(id)?;
@@ -116,6 +132,14 @@ impl DriveSet {
                     array.name()
                 )));
             }
+        }
+        if let Some(array) = self.absent_on(drive.id()) {
+            return Err(AdminError::Refused(format!(
+                "drive {} is not failed: it has a part of array {}, which does not open; `penstock stack show {}` says why",
+                drive.id(),
+                array.name,
+                array.stack
+            )));
         }
         for (array, member) in &members {
             array.fail_member(*member, "failed by an administrator").await?;
@@ -162,7 +186,7 @@ impl DriveSet {
     fn half_in_place(&self, old: &DriveHandle, path: Option<&str>) -> Option<Rc<DriveHandle>> {
         let path = path.unwrap_or(old.path());
         let new = self.online_at(path)?;
-        let slices = |id: DriveId| self.arrays.iter().filter_map(move |array| array.slice_of(id));
+        let slices = |id: DriveId| self.slices_of(id);
         let apart = |(offset, len): (u64, u64)| {
             slices(new.id()).all(|(other, other_len)| offset + len <= other || other + other_len <= offset)
         };
@@ -227,8 +251,12 @@ impl DriveSet {
             )))
         };
         let found = self.backing.look(path).map_err(AdminError::Refused)?;
+        let is_anything = !matches!(found, Found::Nothing | Found::EmptyFile);
+        if let Some(array) = self.absent_on(old.id()).filter(|_| is_anything && path == old.path()) {
+            return refuse(format!("{path} may have a part of array {}, which does not open", array.name));
+        }
         let failed_here = found == Found::File && path == old.path() && old.is_open();
-        if matches!(found, Found::Nothing | Found::EmptyFile) || failed_here {
+        if !is_anything || failed_here {
             return Ok(());
         }
         let drive = match self.backing.open(path) {
@@ -245,6 +273,10 @@ impl DriveSet {
                 check_blank(&self.env, path, &*drive).await.or_else(refuse)
             }
             Ok(known) if known.store == self.store => {
+                if let Some(array) = self.absent_on(known.drive) {
+                    let name = &array.name;
+                    return refuse(format!("{path} has a part of array {name}, which does not open"));
+                }
                 let in_use = |drive: &Rc<DriveHandle>| drive.id() == known.drive && drive.is_online();
                 match self.list.borrow().iter().any(in_use) {
                     true => refuse(format!("{path} is drive {} of this store, which is in use", known.drive)),
@@ -264,8 +296,15 @@ impl DriveSet {
 
     /// Bytes from the start of a drive to the end of its last slice.
     fn needed_bytes(&self, drive: DriveId) -> u64 {
-        let slices = self.arrays.iter().filter_map(|array| array.slice_of(drive));
-        slices.map(|(offset, len)| offset + len).max().unwrap_or(0)
+        self.slices_of(drive).map(|(offset, len)| offset + len).max().unwrap_or(0)
+    }
+
+    /// Offsets and lengths of a drive's slices, in bytes; also of those in stacks that do not serve.
+    fn slices_of(&self, drive: DriveId) -> impl Iterator<Item = (u64, u64)> {
+        let absent = self.absent.iter().flat_map(|array| &array.members);
+        let absent = absent.filter(move |member| member.drive == drive);
+        let serving = self.arrays.iter().filter_map(move |array| array.slice_of(drive));
+        serving.chain(absent.map(|member| (member.offset, member.len)))
     }
 
     /// Gives a new drive the slices of an old one in all arrays that have not done that yet. The new drive is

@@ -17,7 +17,7 @@ use penstock_base::rank::scoped;
 use penstock_base::{BLOCK_BYTES, FindingKind, Ino};
 use penstock_chunk::Target;
 use penstock_chunk::copies::is_copy;
-use penstock_meta::{LayoutInfo, MetaCheck, MetaError, Targets, WantedLayout};
+use penstock_meta::{MetaCheck, MetaError, Targets};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -106,16 +106,6 @@ impl Node {
             format!("repair: {}", report.result),
         );
         Ok(report)
-    }
-
-    /// The layout of a file, or that of new files in a directory, at a path from the root.
-    pub async fn layout(&self, path: &str) -> Result<LayoutInfo, AdminError> {
-        Ok(scoped(self.meta.layout(path.as_bytes())).await?)
-    }
-
-    /// Changes the layout that new files in a directory get, or that of a file without data.
-    pub async fn set_layout(&self, path: &str, wanted: WantedLayout) -> Result<LayoutInfo, AdminError> {
-        Ok(scoped(self.meta.set_layout(path.as_bytes(), wanted)).await?)
     }
 
     /// The report of the restore that this start was; none if it was none.

@@ -41,9 +41,6 @@ const MOST_STRIP_BYTES: u64 = 1 << 20;
 /// Segments of a log, or more if the code needs more.
 const SEGMENTS: u64 = 32;
 
-/// Bytes of each drive for which a stack is made by default.
-const BYTES_OF_A_STACK: u64 = 2 << 30;
-
 /// Parameters of a store to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSpec {
@@ -64,16 +61,6 @@ struct NewArray {
     spec: CreateSpec,
     /// The bytes of each drive that it gets.
     slice: Range<u64>,
-}
-
-/// The number of stacks of a new store for which nobody asks for a number: the greatest power of two that is
-/// at most the number of cores, 64, and the drive's size in 2 GiB.
-pub fn default_stacks(cores: usize, drive_bytes: u64) -> u16 {
-    let most = (cores as u64).min(drive_bytes / BYTES_OF_A_STACK).min(MOST_STACKS.into());
-    match most.checked_ilog2() {
-        Some(power) => 1 << power,
-        None => 1,
-    }
 }
 
 impl StoreSpec {

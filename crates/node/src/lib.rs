@@ -57,20 +57,20 @@ pub use events::Events;
 pub use holding::Holding;
 pub use inspect::{Detail, inspect};
 pub use keeper::{Keeper, KeptFile, replace_private_file};
-pub use layout::{NewDrives, StoreSpec, check_new_drives, create_store, default_stacks};
+pub use layout::{NewDrives, StoreSpec, check_new_drives, create_store};
 pub use level::Level;
 pub use map_copies::{Consent, MapCopies, Restore};
 pub use node::Node;
 pub use penstock_array::{Lacking, RebuildRate};
 pub use penstock_chunk::copies::Newer;
-pub use penstock_meta::{LayoutInfo, WantedLayout};
+pub use penstock_meta::WantedLayout;
 pub use plan::{Arrangement, Plan};
 pub use pool_settings::{POOLS_FILE, PoolChange, PoolSettings, RateText};
 pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
-    MapCopyReport, MapRestoreReport, MemberReport, PlanReport, PoolReport, ScrubSummary, SessionDetails,
-    SessionReport, SpaceReport, StatusReport,
+    LayoutReport, MapCopyReport, MapRestoreReport, MemberReport, PlanReport, PoolReport, ScrubSummary,
+    SessionDetails, SessionReport, SpaceReport, StackReport, StatusReport,
 };
 pub use scrub_record::ScrubRecord;
 pub use scrubs::SCRUBS_FILE;

@@ -27,6 +27,7 @@ use penstock_kv::{Kv, Usage};
 use penstock_meta::MetaTarget;
 use penstock_session::{Clients, SessionInfo};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -143,17 +144,27 @@ impl Node {
         let committed = join_all(self.stacks.iter().map(|stack| scoped(stack.target.commit_all()))).await;
         self.stacks.iter().for_each(|stack| stack.target.stop());
         self.meta.stop();
+        // A stack that cannot be closed keeps no other one from it.
+        let mut closed: Result<(), StartError> =
+            committed.into_iter().collect::<Result<(), _>>().map_err(Into::into);
         for stack in &self.stacks {
-            stack.kv.flush().await?;
+            closed = closed.and(stack.kv.flush().await.map_err(Into::into));
             stack.kv.stop();
         }
         // Data first: rows of the key-value store must never refer to data that is not durable.
+        let mut failed = BTreeSet::new();
         for role in [Role::Data, Role::Metadata] {
             for array in self.arrays().iter().filter(|array| array.role() == role) {
-                array.close().await?;
+                if failed.contains(&array.stack()) {
+                    continue;
+                }
+                if let Err(error) = array.close().await {
+                    failed.insert(array.stack());
+                    closed = closed.and(Err(error.into()));
+                }
             }
         }
-        Ok(committed.into_iter().collect::<Result<(), _>>()?)
+        closed
     }
 
     /// Stops without making anything durable.

@@ -35,6 +35,8 @@ pub struct StatusReport {
     pub total_bytes: u64,
     pub free_bytes: u64,
     pub spaces: Vec<SpaceReport>,
+    #[serde(default)]
+    pub stacks: Vec<StackReport>,
     pub drives: Vec<DriveReport>,
     pub arrays: Vec<ArrayReport>,
 }
@@ -94,6 +96,53 @@ pub struct SpaceReport {
     pub used_percent: u64,
     /// The current warning: 80, 90 or 95; 0 for none.
     pub warning_percent: u64,
+}
+
+/// A stack: a data array, a metadata array with its key-value store, and a target.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StackReport {
+    pub stack: u16,
+    pub target: u32,
+    /// The worse state of its arrays, or `absent`: then all that follows is unknown.
+    pub state: String,
+    /// Reason why it is absent.
+    pub reason: Option<String>,
+    /// True for the one whose key-value store has the names.
+    pub has_names: bool,
+    pub arrays: Vec<String>,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub available_bytes: u64,
+    pub meta_used_bytes: u64,
+    pub meta_budget_bytes: u64,
+    /// Bytes that clients wrote to its target and read from it since the start.
+    pub written_bytes: u64,
+    pub read_bytes: u64,
+    /// Commits of files.
+    pub commits: u64,
+    /// Removals, truncations and changes of owners that its target has yet to carry out.
+    pub queued_work: u64,
+    pub suspect_groups: u64,
+    /// The newest copy of its map; none if there is none.
+    pub map_copy: Option<MapCopyReport>,
+}
+
+/// The layout of a file, or that of new files in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayoutReport {
+    /// From the root of the file system.
+    pub path: String,
+    pub inode: u64,
+    pub is_directory: bool,
+    /// Number of targets. In a directory 0 stands for all that there are when a file is made.
+    pub count: u16,
+    /// Chunks in a row on one target.
+    pub turn: u16,
+    pub chunk_bytes: u64,
+    /// The targets of a file, in their order; none for a directory.
+    pub targets: Vec<u32>,
+    /// Other targets than the first one with the names may have a part of the file.
+    pub is_spread: bool,
 }
 
 /// Latency distribution of one operation of a layer.

@@ -7,18 +7,19 @@ use crate::latency::latencies;
 use crate::node::{Node, health};
 use crate::pools;
 use crate::report::{
-    ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, MemberReport, PoolReport, SessionDetails,
-    SessionReport, StatusReport,
+    ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, LayoutReport, MemberReport, PoolReport,
+    SessionDetails, SessionReport, StackReport, StatusReport,
 };
-use crate::stack::Absent;
+use crate::stack::{Absent, Stack};
 use crate::watch;
 use penstock_array::format::descriptor::Role;
-use penstock_array::{Array, JobProgress};
+use penstock_array::{Array, ArrayState, JobProgress};
 use penstock_base::BLOCK_BYTES;
 use penstock_base::rank::scoped;
 use penstock_chunk::TargetCounts;
 use penstock_drive::DriveHandle;
 use penstock_kv::Kv;
+use penstock_meta::{LayoutInfo, WantedLayout};
 use penstock_session::SessionInfo;
 use std::rc::Rc;
 use std::time::Duration;
@@ -259,9 +260,73 @@ impl Node {
             total_bytes: fs.total_bytes,
             free_bytes: fs.free_bytes,
             spaces,
+            stacks: self.stack_reports(),
             drives,
             arrays,
         }
+    }
+
+    /// Reports of all stacks, in their order.
+    pub fn stack_reports(&self) -> Vec<StackReport> {
+        let serving = self.stacks.iter().map(|stack| self.stack_report(stack));
+        let mut reports: Vec<StackReport> =
+            serving.chain(self.absent.iter().map(|absent| self.absent_report(absent))).collect();
+        reports.sort_by_key(|report| report.stack);
+        reports
+    }
+
+    /// Report of one stack, by its number.
+    pub fn show_stack(&self, number: u16) -> Result<StackReport, AdminError> {
+        let found = self.stack_reports().into_iter().find(|report| report.stack == number);
+        found.ok_or_else(|| {
+            AdminError::NotFound(format!("no stack {number}; `penstock stack list` shows them"))
+        })
+    }
+
+    fn stack_report(&self, stack: &Stack) -> StackReport {
+        let (space, rows, counts) = (stack.target.usage(), Kv::usage(&*stack.kv), stack.target.counts());
+        let states = stack.arrays.both().map(|array| array.report().state);
+        let worst = states.into_iter().max().unwrap_or(ArrayState::Ok);
+        StackReport {
+            stack: stack.number().0,
+            target: stack.target_id().0,
+            state: worst.word().to_owned(),
+            reason: None,
+            has_names: stack.work.is_none(),
+            arrays: stack.arrays.both().map(|array| array.name().to_owned()).to_vec(),
+            total_bytes: space.total_blocks * BLOCK,
+            free_bytes: space.free_blocks * BLOCK,
+            available_bytes: space.free_blocks.saturating_sub(space.headroom_blocks) * BLOCK,
+            meta_used_bytes: rows.used_bytes,
+            meta_budget_bytes: rows.budget_bytes,
+            written_bytes: counts.written_blocks * BLOCK,
+            read_bytes: counts.read_blocks * BLOCK,
+            commits: counts.commits,
+            queued_work: self.meta.queued_for(stack.target_id()),
+            suspect_groups: stack.target.suspect_groups(),
+            map_copy: stack.copies.newest(),
+        }
+    }
+
+    fn absent_report(&self, Absent { number, why }: &Absent) -> StackReport {
+        StackReport {
+            stack: number.0,
+            target: number.target().0,
+            state: "absent".to_owned(),
+            reason: Some(why.clone()),
+            queued_work: self.meta.queued_for(number.target()),
+            ..StackReport::default()
+        }
+    }
+
+    /// The layout of a file, or that of new files in a directory, at a path from the root.
+    pub async fn layout(&self, path: &str) -> Result<LayoutReport, AdminError> {
+        Ok(layout_report(path, scoped(self.meta.layout(path.as_bytes())).await?))
+    }
+
+    /// Changes the layout that new files in a directory get, or that of a file without data.
+    pub async fn set_layout(&self, path: &str, wanted: WantedLayout) -> Result<LayoutReport, AdminError> {
+        Ok(layout_report(path, scoped(self.meta.set_layout(path.as_bytes(), wanted)).await?))
     }
 }
 
@@ -344,5 +409,18 @@ fn array_report(array: &Array, now_ns: i64) -> ArrayReport {
         scrub: report.scrub.map(|job| job_report(&job, now_ns)),
         last_scrub: None,
         next_scrub_ns: None,
+    }
+}
+
+fn layout_report(path: &str, info: LayoutInfo) -> LayoutReport {
+    LayoutReport {
+        path: path.to_owned(),
+        inode: info.ino.0,
+        is_directory: info.is_directory,
+        count: info.count,
+        turn: info.turn,
+        chunk_bytes: u64::from(info.chunk_blocks) * BLOCK,
+        targets: info.targets.into_iter().map(|target| target.0).collect(),
+        is_spread: info.is_spread,
     }
 }

@@ -211,7 +211,8 @@ impl Node {
             Some(Absent { why, .. }) => {
                 Failure::new(ErrorKind::Internal, format!("target {number} does not serve: {why}"))
             }
-            None => Failure::new(ErrorKind::Invalid, format!("there is no target {number}")),
+            // A file whose layout names it is damaged.
+            None => Failure::new(ErrorKind::Internal, format!("there is no target {number}")),
         })
     }
 

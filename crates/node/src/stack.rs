@@ -83,11 +83,20 @@ impl HowToOpen<'_> {
         let (kv, restored) = match self.restore {
             None => match of_stack.open_kv(self.env, self.mode).await {
                 Ok(kv) => (kv, None),
-                Err(error) => return Err(with_copy(error.into(), of_stack).await),
+                Err(error) => return Err(self.with_copy(error.into(), of_stack).await),
             },
             Some(restore) => restore_rows(self.env, of_stack, self.mode, home, restore).await?,
         };
         self.open_target(of_stack, home, &kv, restored).await.inspect_err(|_| kv.retire())
+    }
+
+    /// The error of a start whose rows cannot be read, with what can be done.
+    async fn with_copy(&self, error: StartError, of_stack: &StackArrays) -> StartError {
+        match self.stacks {
+            1 => with_copy(error, of_stack).await,
+            // They are not restored yet.
+            _ => error,
+        }
     }
 
     async fn open_target(
@@ -102,7 +111,7 @@ impl HowToOpen<'_> {
         // Nothing is changed for a later release.
         let row = match check_store(&*shared, home, || !whole.is_blank()).await {
             Ok(row) => row,
-            Err(error) => return Err(with_copy(error.into(), of_stack).await),
+            Err(error) => return Err(self.with_copy(error.into(), of_stack).await),
         };
         if row.as_ref().is_some_and(|row| row.is_unrepaired) && self.restore.is_none() {
             return Err(StartError::Refused(
@@ -142,6 +151,13 @@ impl Stack {
     /// Its number.
     pub(crate) fn number(&self) -> StackNo {
         self.arrays.number
+    }
+
+    /// Nothing goes on with it, and nothing more becomes durable.
+    pub(crate) fn stop(&self) {
+        self.target.stop();
+        self.kv.stop();
+        self.arrays.stop();
     }
 
     /// The number of its target.

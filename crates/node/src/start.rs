@@ -284,6 +284,11 @@ impl Start {
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
         let stacks = check_pool(&candidates, &descriptors)?;
+        if restore.is_some() && stacks > 1 {
+            return Err(StartError::Refused(format!(
+                "the store has {stacks} targets, and this release restores only stores with one from a copy of the map; nothing was changed"
+            )));
+        }
         let problems: Vec<String> =
             candidates.iter().filter_map(Candidate::problem).map(str::to_owned).collect();
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
@@ -339,7 +344,9 @@ impl Start {
         }
         let arrays: Vec<Rc<Array>> =
             serving_stacks.iter().flat_map(|stack| stack.arrays.both()).cloned().collect();
-        let drives = DriveSet::new(env, backing, (store, stacks), &arrays, &events, drives);
+        let is_absent = |array: &Descriptor| absent.iter().any(|absent| absent.number == array.stack);
+        let absent_arrays = descriptors.into_values().filter(is_absent).collect();
+        let drives = DriveSet::new(env, backing, (store, stacks), (&arrays, absent_arrays), &events, drives);
         let scrubs = Scrubs::new(env, &drives, &events, meta.info().created_ns);
         if let Some(Restored { copy, rows, .. }) = &restored {
             let text = format!("{rows} rows come from copy {} of the map", copy.serial);
@@ -428,6 +435,12 @@ async fn open_services(
     let elsewhere = Elsewhere::new(home.target_id(), how.stacks.into(), others);
     let (kv, target) = (home.kv.clone(), home.target.clone());
     let meta = MetaTarget::open(how.env, kv, target, elsewhere, how.gate.clone(), new).await?;
+    for (target, why) in meta.away() {
+        let at = stacks.iter().position(|stack| stack.target_id() == *target).expect("it was given to open");
+        let stack = stacks.remove(at);
+        stack.stop();
+        absent.push(Absent { number: stack.number(), why: why.clone() });
+    }
     Ok((stacks, restored, meta))
 }
 

@@ -177,7 +177,8 @@ impl Site {
         let spec = spec(k, m, data_bytes, stacks);
         let layout = match stacks {
             1 => WantedLayout::default(),
-            _ => WantedLayout { count: Some(count), turn: Some(1) },
+            // On one target all chunks are in a row, whatever the turn.
+            _ => WantedLayout { count: Some(count), turn: Some(if count == 1 { 4 } else { 1 }) },
         };
         Self { spec, layout, ..Self::without_store(k, m, data_bytes) }.made()
     }

@@ -160,3 +160,43 @@ fn a_target_without_a_part_of_a_file_learns_the_generation_from_the_next_write()
         assert_clean(bench, &target).await;
     });
 }
+
+#[test]
+fn a_truncation_of_a_file_that_was_only_read_gives_it_to_nobody() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        // A hole of a file of which nothing is here.
+        assert_eq!(fills(&target, chunk_key(2, 1)).await[..1], [0]);
+        work.owe(file(2), cut(5, 0));
+        work.finish(file(2)).await.unwrap();
+        assert!(work.inodes_from(file(2).ino, Ino(file(2).ino.0 + 1)).await.unwrap().is_empty());
+        let (data, crcs) = crate::tests::blocks_of(&[7]);
+        target.write(chunk_key(2, 1), 0, &data, &crcs, known(5), crate::tests::CLIENT).await.unwrap();
+        target.commit(file(2), false).await.unwrap();
+        let state = target.cache.file(file(2)).await.unwrap();
+        assert_eq!((state.owner(), state.truncations()), (Some(OWNER), 5));
+        assert_clean(bench, &target).await;
+    });
+}
+
+#[test]
+fn a_change_of_the_owner_waits_for_a_truncation() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        write(&target, chunk_key(2, 0), 0, &[1, 1]).await;
+        target.commit(file(2), false).await.unwrap();
+        let hold = work.hold(file(2)).await;
+        work.owe(file(2), cut(5, 1));
+        let owner = Owner { uid: 77, ..OWNER };
+        let soon = timeout(&bench.env, Duration::from_secs(1), work.set_owner_as_of(file(2), owner, 6)).await;
+        assert!(soon.is_none(), "the file is held");
+        drop(hold);
+        work.set_owner_as_of(file(2), owner, 6).await.unwrap();
+        assert_eq!(fills(&target, chunk_key(2, 0)).await[..2], [1, 0], "it was owed");
+        let state = target.cache.file(file(2)).await.unwrap();
+        assert_eq!((state.owner(), state.truncations()), (Some(owner), 5));
+        assert_clean(bench, &target).await;
+    });
+}

@@ -67,7 +67,7 @@ fn a_repair_needs_an_unmounted_store_and_leaves_a_healthy_one_as_it_is() {
 }
 
 /// Overwrites the trailers of all strips of the metadata array: nothing of it can be read any more.
-fn lose_metadata(store: &Store, array: &str) {
+pub fn lose_metadata(store: &Store, array: &str) {
     let id: Vec<u8> = (0..16).map(|at| u8::from_str_radix(&array[2 * at..2 * at + 2], 16).unwrap()).collect();
     let mut lost = 0;
     for entry in std::fs::read_dir(store.dir.join("drives")).unwrap() {
@@ -100,9 +100,9 @@ fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
     // More than a strip of other data lies between it and what follows.
     std::fs::write(store.mount.join("between"), vec![7; 1 << 20]).unwrap();
     File::open(store.mount.join("between")).unwrap().sync_all().unwrap();
-    let copy = json_of(&store, &["fs", "copy-map", "--json"]);
-    assert_eq!(copy["serial"], json!(1));
-    assert_eq!(store.json(&["fs", "show"])["map_copy"], copy);
+    let copies = json_of(&store, &["fs", "copy-map", "--json"]);
+    assert_eq!(copies[0]["serial"], json!(1));
+    assert_eq!(json!([store.json(&["fs", "show"])["map_copy"]]), copies);
     let newer: Vec<u8> = (0..3u32 << 20).map(|at| (at / 5) as u8 ^ 0x80).collect();
     std::fs::write(store.mount.join("newer"), &newer).unwrap();
     File::open(store.mount.join("newer")).unwrap().sync_all().unwrap();
@@ -130,7 +130,7 @@ fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
     assert!(err.contains("nothing was restored; --yes"), "{err}");
     let (out, _) = exits(&store, &restore, 1);
     let check: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((&check["result"], &check["restored"]["copy"]), (&json!("mended"), &copy), "{check}");
+    assert_eq!((&check["result"], &check["restored"]["copy"]), (&json!("mended"), &copies[0]), "{check}");
     let kept = std::fs::read_to_string(store.dir.join("restored.json")).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&kept).unwrap(), check);
     let lost_found = check["restored"]["newer_file"]["paths"][0].as_str().unwrap();
@@ -147,7 +147,7 @@ fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
         events.as_array().unwrap().iter().filter_map(|event| event["kind"].as_str()).collect();
     assert!(kinds.contains(&"map_copied"), "{kinds:?}");
     store.ok(&["umount"]);
-    assert_eq!(json_of(&store, &["fs", "copy-map", "--json"])["serial"], json!(2));
+    assert_eq!(json_of(&store, &["fs", "copy-map", "--json"])[0]["serial"], json!(2));
     store.audit();
     store.down();
 

@@ -31,4 +31,5 @@ mod remote_mount;
 mod renames;
 mod speed;
 mod store;
+mod targets;
 mod two_mounts;

@@ -31,14 +31,20 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates a folder for a store. No instance runs yet.
+    /// Creates a folder for a store. No instance runs yet. With `PENSTOCK_TEST_TARGETS` it gets that number
+    /// of targets, unless the options say it.
     pub fn new(name: &str, options: &[&str]) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let base = std::env::var_os("PENSTOCK_TEST_DIR")
             .map_or(PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
         let home = base.join(format!("{name}-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&home).unwrap();
-        let options = options.iter().map(|word| (*word).to_owned()).collect();
+        let mut options: Vec<String> = options.iter().map(|word| (*word).to_owned()).collect();
+        if let Ok(targets) = std::env::var("PENSTOCK_TEST_TARGETS")
+            && !options.iter().any(|word| word == "--targets")
+        {
+            options.extend(["--targets".to_owned(), targets]);
+        }
         Self { dir: home.join("store"), mount: home.join("mnt"), home, options }
     }
 
@@ -159,8 +165,9 @@ impl Store {
         shell(&format!("rm -rf {0}/* && sync -f {0}", self.mount.display()));
         let written = || {
             let arrays = self.json(&["array", "list"]);
-            let data = arrays.as_array().unwrap().iter().find(|array| array["name"] == "data").cloned();
-            data.unwrap()["written_stripes"].clone()
+            let is_data = |array: &&Value| array["name"].as_str().unwrap().starts_with("data");
+            let data = arrays.as_array().unwrap().iter().filter(is_data);
+            data.map(|array| array["written_stripes"].as_u64().unwrap()).sum::<u64>()
         };
         wait_until("all space is back", || self.free_bytes() == free_bytes && written() == 0);
         let check = self.json(&["fs", "check"]);

@@ -1,10 +1,11 @@
 //! Reads, writes and changes of size: bytes as a plain vector has them.
 
-use super::service::{BLOCK, run};
+use super::service::{BLOCK, CHUNK_BLOCKS, run, run_with_targets};
 use penstock_base::{Branch, ErrorKind, FileId};
 use penstock_wire::Kind;
 use penstock_wire::data::SpaceChange;
-use penstock_wire::metadata::SetAttrRequest;
+use penstock_wire::metadata::{FileLayout, SetAttrRequest};
+use std::time::Duration;
 
 const FILE: FileId = FileId::of_numbers(0, 5);
 
@@ -191,5 +192,62 @@ fn a_write_that_meets_a_truncation_is_repeated_on_the_new_file() {
         client.fsync(FILE).await.unwrap();
         let expected = [&[5; 10][..], &[0; 10], b"bc"].concat();
         assert_eq!(service.bytes(FILE), expected);
+    });
+}
+
+/// Chunks take turns on two targets.
+const ON_TWO: FileLayout = FileLayout { map_version: 0, pool: 0, first: 0, count: 2, turn: 1, replicas: 1 };
+const CHUNK: u64 = CHUNK_BLOCKS as u64 * BLOCK;
+
+#[test]
+fn a_commit_that_overtakes_a_write_does_not_stand_for_it() {
+    run_with_targets(2, async |service, client| {
+        service.add(FILE, &[1]);
+        service.change(FILE, |attr| attr.layout = Some(ON_TWO));
+        client.write(FILE, 0, &[2; 10]).await.unwrap();
+        service.write_takes.set(Duration::from_secs(1));
+        let sync = async {
+            client.session.env().sleep(Duration::from_millis(500)).await;
+            client.fsync(FILE).await.unwrap();
+        };
+        let (written, ()) = futures_util::future::join(client.write(FILE, CHUNK, &[3; 10]), sync).await;
+        written.unwrap();
+        service.commits.take();
+        client.fsync(FILE).await.unwrap();
+        assert_eq!(service.commits.take(), [0, 1], "the one that was written to is asked");
+        client.write(FILE, 0, &[4; 10]).await.unwrap();
+        client.fsync(FILE).await.unwrap();
+        assert_eq!(service.commits.take(), [0], "and then no more");
+    });
+}
+
+#[test]
+fn a_write_that_failed_on_a_target_keeps_no_sync_from_succeeding() {
+    run_with_targets(2, async |service, client| {
+        service.add(FILE, &[1]);
+        service.change(FILE, |attr| attr.layout = Some(ON_TWO));
+        service.fail(Kind::Write, ErrorKind::Internal, 1);
+        assert!(client.write(FILE, CHUNK, &[3; 10]).await.is_err(), "as on a target that is away");
+        client.write(FILE, 0, &[4; 10]).await.unwrap();
+        client.fsync(FILE).await.unwrap();
+        assert_eq!(service.commits.take(), [0]);
+    });
+}
+
+/// A file that is made again after a restart may get other targets than before.
+#[test]
+fn a_file_that_was_made_again_is_read_where_it_lies_now() {
+    run_with_targets(2, async |service, client| {
+        service.add(FILE, &[1; 2 * CHUNK as usize]);
+        assert_eq!(read(client, CHUNK, 1).await, [1]);
+        service.change(FILE, |attr| attr.layout = Some(ON_TWO));
+        service.restart();
+        client.write(FILE, 0, &[2; 10]).await.unwrap();
+        client.write(FILE, CHUNK, &[3; 10]).await.unwrap();
+        service.commits.take();
+        client.fsync(FILE).await.unwrap();
+        assert_eq!(service.commits.take(), [0, 1]);
+        assert_eq!(read(client, CHUNK, 1).await, [3]);
+        assert_eq!(service.reads.take().last(), Some(&1));
     });
 }

@@ -12,7 +12,7 @@ use penstock_wire::metadata::{
     Attr, AttrReply, EmptyReply, GetAttrRequest, Granted, HelloReply, InodeRequest, LeaseCall, LeaseReply,
     LeaseRequest, LockReply, NameRequest, SetAttrRequest, Synced, TargetPlace, WatchReply, WatchRequest,
 };
-use penstock_wire::{Failure, Frame, Kind, Transport};
+use penstock_wire::{Failure, Frame, Kind, Object, Transport};
 use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -68,6 +68,14 @@ pub(super) struct Service {
     pub(super) next_grant: Cell<u64>,
     /// Time that the reply to a request of a lease takes to arrive.
     pub(super) lease_reply: Cell<Duration>,
+    /// Time that a write takes.
+    pub(super) write_takes: Cell<Duration>,
+    /// The targets that were asked to commit, in order.
+    pub(super) commits: RefCell<Vec<u64>>,
+    /// The targets of reads, in order.
+    pub(super) reads: RefCell<Vec<u64>>,
+    /// Number of targets.
+    pub(super) targets: Cell<u32>,
     /// Time that a commit takes.
     pub(super) commit_takes: Cell<Duration>,
     /// Time that the reply to a `Sync` request takes to arrive.
@@ -107,6 +115,10 @@ impl Service {
             answered: RefCell::default(),
             next_grant: Cell::new(1),
             lease_reply: Cell::default(),
+            write_takes: Cell::default(),
+            commits: RefCell::default(),
+            reads: RefCell::default(),
+            targets: Cell::new(1),
             commit_takes: Cell::default(),
             sync_reply: Cell::default(),
             restarts_at_sync: Cell::default(),
@@ -285,7 +297,11 @@ impl Service {
                 self.restart();
             }
         }
+        if kind == Kind::Write {
+            self.world.env().sleep(self.write_takes.get()).await;
+        }
         if kind == Kind::Commit {
+            self.commits.borrow_mut().extend(target_of(request));
             self.world.env().sleep(self.commit_takes.get()).await;
         }
         if let Some(failure) = self.failure(kind) {
@@ -303,7 +319,8 @@ impl Service {
         let mut payload = Vec::new();
         let reply = match kind {
             Kind::Hello => {
-                let targets = vec![TargetPlace::default()];
+                let place = |target| TargetPlace { target, ..TargetPlace::default() };
+                let targets = (0..self.targets.get()).map(place).collect();
                 HelloReply {
                     session: 7,
                     root: 1,
@@ -342,6 +359,7 @@ impl Service {
             Kind::SetAttr => self.set_attr(&SetAttrRequest::decode(body).unwrap())?,
             Kind::Read => {
                 let read = decode_read(body).unwrap();
+                self.reads.borrow_mut().extend(target_of(request));
                 let first = read.chunk * u64::from(CHUNK_BLOCKS) + u64::from(read.block);
                 let files = self.files.borrow();
                 let blocks = &files[&read.ino.0].blocks;
@@ -349,7 +367,7 @@ impl Service {
                 let at = |block| Buf::copy_from(blocks.get(&block).unwrap_or(&zeros));
                 payload = (first..first + u64::from(read.count)).map(at).collect();
                 let crcs: Vec<u32> = payload.iter().flat_map(|part| crc32c_blocks(part)).collect();
-                self.data_reply(&crcs)
+                self.data_reply(request, &crcs)
             }
             Kind::Write => {
                 let (write, crcs) = decode_write(body).unwrap();
@@ -364,7 +382,7 @@ impl Service {
                 for (at, block) in (first..).zip(data.chunks(BLOCK_BYTES)) {
                     file.blocks.insert(at, block.to_vec());
                 }
-                self.data_reply(&[])
+                self.data_reply(request, &[])
             }
             Kind::Space => {
                 let space = decode_space(body).unwrap();
@@ -373,7 +391,7 @@ impl Service {
                 if space.change != SpaceChange::Reserve {
                     file.blocks.retain(|block, _| !(space.from..space.until).contains(block));
                 }
-                self.data_reply(&[])
+                self.data_reply(request, &[])
             }
             Kind::Seek => {
                 let seek = decode_seek(body).unwrap();
@@ -384,11 +402,11 @@ impl Service {
             }
             Kind::Commit => {
                 let (ino, caller_syncs_rows) = decode_commit(body).unwrap();
-                assert!(caller_syncs_rows);
+                assert_eq!(caller_syncs_rows, target_of(request) == Some(0));
                 if let Some(file) = self.files.borrow_mut().get_mut(&ino.0) {
                     file.committed = file.blocks.clone();
                 }
-                self.data_reply(&[])
+                self.data_reply(request, &[])
             }
             Kind::Sync => {
                 if self.restarts_at_sync.take() {
@@ -404,9 +422,10 @@ impl Service {
         Ok((reply, payload))
     }
 
-    fn data_reply(&self, crcs: &[u32]) -> Vec<u8> {
+    fn data_reply(&self, request: &Frame, crcs: &[u32]) -> Vec<u8> {
         let generation = self.generation.get() + self.target_is_ahead.get();
-        encode_reply(Replier { target: TargetId(0), generation }, crcs)
+        let target = target_of(request).and_then(|target| u32::try_from(target).ok());
+        encode_reply(Replier { target: TargetId(target.unwrap()), generation }, crcs)
     }
 
     fn reply(&self, ino: u64) -> Result<Vec<u8>, Failure> {
@@ -502,11 +521,25 @@ impl Transport for Service {
     }
 }
 
+/// The target that a request is for.
+fn target_of(request: &Frame) -> Option<u64> {
+    match request.header.object {
+        Object::Target(target) => Some(target),
+        _ => None,
+    }
+}
+
 /// Runs a test with a client that is alone at its service.
 pub(super) fn run(test: impl AsyncFnOnce(&Rc<Service>, &Rc<Client>)) {
+    run_with_targets(1, test);
+}
+
+/// The same with a service that has several targets.
+pub(super) fn run_with_targets(targets: u32, test: impl AsyncFnOnce(&Rc<Service>, &Rc<Client>)) {
     let world = World::new(1);
     let done = world.run(async {
         let service = Service::new(&world);
+        service.targets.set(targets);
         let client = Client::connect(&world.env(), service.clone(), "test").await.unwrap();
         rest(&client).await;
         assert!(client.is_alone());

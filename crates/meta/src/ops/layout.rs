@@ -76,6 +76,10 @@ pub(crate) async fn show(parts: &Parts, path: &[u8]) -> Result<LayoutInfo, MetaE
 
 /// Changes the layout that new files in a directory get, or that of a file without data.
 pub(crate) async fn set(parts: &Parts, path: &[u8], wanted: WantedLayout) -> Result<LayoutInfo, MetaError> {
+    if !parts.elsewhere.are_several() {
+        // Nor does a release before layouts know any other.
+        return Err(MetaError::Request("this store has one target, which has all files".into()));
+    }
     let ino = resolve(parts, path).await?;
     let turn = parts.names.turn().await;
     let mut inode = turn.inode(ino).await?;

@@ -178,6 +178,7 @@ async fn set_attr_held(
                     parts.chunks.set_owner(file, owner, writes).await?;
                     // At once: a write that waits may find nothing of the file in memory.
                     parts.note_change(&inode);
+                    parts.mark(inode.ino);
                     parts.queue.note(queued);
                     Ok(())
                 })
@@ -205,6 +206,9 @@ async fn set_attr_held(
         parts.chunks.truncate(file, first_block..until, behind, known, writes).await?;
         parts.note_change(&inode);
         parts.queue.note(queued);
+        if let Some(held) = &held {
+            held.owe(cut);
+        }
         Ok(())
     })
     .await?;
@@ -215,7 +219,7 @@ async fn set_attr_held(
             std::mem::forget(held);
             return Err(error);
         }
-        held.cut(cut).await?;
+        held.settle().await?;
         drop(held);
         return Ok(encode_changed(change, parts.attr_now(file.ino).await?));
     }
@@ -347,6 +351,10 @@ async fn clear_behind(
             // Another request has changed the file meanwhile.
             return Ok(None);
         }
+        if cleared.is_none() {
+            // Before something is lost of a file that stays.
+            turn.check_room(parts, &inode)?;
+        }
         let until = cleared.map_or(u64::MAX, |cleared| cleared.until(inode.truncations, inode.size));
         inode.count_truncation()?;
         *known_truncations = known_truncations.map(|_| inode.truncations);
@@ -358,7 +366,9 @@ async fn clear_behind(
         let known = Known { truncations, owner: inode.owner() };
         // Only the transaction of the request itself records its result.
         turn.commit_by(Request::default(), WriteSet::new(), vec![inode], &[], async |writes| {
-            Ok(parts.chunks.truncate(file, stop..until, behind, known, writes).await?)
+            parts.chunks.truncate(file, stop..until, behind, known, writes).await?;
+            parts.mark(ino);
+            Ok(())
         })
         .await?;
         cleared = Some(Cleared { truncations, size, from: stop });

@@ -287,6 +287,11 @@ impl Reserved {
         row_key(QUEUED, &[fileset, number])
     }
 
+    /// The number in the key of queued work.
+    pub(crate) fn queued_number(key: &[u8]) -> Option<u64> {
+        key.last_chunk().copied().map(u64::from_be_bytes)
+    }
+
     /// The row, for people.
     pub fn what(&self) -> &'static str {
         match self {

@@ -1,9 +1,11 @@
 //! Files that are spread over targets of other stacks: what these are asked, and when.
 
 use super::bed::{Bed, errno, run_with_others};
+use crate::queue::Entry;
 use crate::rows::reserved::{Queued, Reserved, Work};
 use crate::rows::{all_queued, decode_queued};
-use crate::{HeldFile, MetaError, OtherTarget, WantedLayout, ops};
+use crate::{HeldFile, MetaError, OtherTarget, WantedLayout, ops, reaper};
+use penstock_base::env::timeout;
 use penstock_base::{Birth, Branch, DecodeError, FileId, FindingKind as Kind, Ino, LocalBoxFuture, TargetId};
 use penstock_chunk::{ChunkError, Cut, FileRow, FileUse, Owned, Owner, SpaceUsage, TargetCheck};
 use penstock_kv::{Kv, MemKv};
@@ -14,6 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Chunks have 4 blocks in these tests, and a turn has 4 chunks.
 const TURN_BLOCKS: u64 = 16;
@@ -24,6 +27,11 @@ pub(super) struct MemOther {
     id: TargetId,
     pub(super) is_away: Cell<bool>,
     fails: Cell<bool>,
+    /// Fails with this file only.
+    fails_at: Cell<Option<Ino>>,
+    /// Does nothing with a file that is held before it is told to go on.
+    is_slow: Cell<bool>,
+    goes_on: Notify,
     /// The store of the names: everything that is asked must be durable there.
     names: RefCell<Option<Rc<MemKv>>>,
     files: RefCell<BTreeMap<Ino, Part>>,
@@ -75,7 +83,7 @@ impl MemOther {
     }
 
     /// Fails if what the names' store has in its queue is not durable there.
-    fn ask(&self, what: String) -> Result<(), ChunkError> {
+    fn ask(&self, ino: Ino, what: String) -> Result<(), ChunkError> {
         if let Some(kv) = &*self.names.borrow() {
             let queued = |rows: Vec<(Vec<u8>, Vec<u8>)>| {
                 let (first, end) = all_queued();
@@ -85,7 +93,7 @@ impl MemOther {
             assert!(live.iter().all(|row| durable.contains(row)), "{what} is not durable yet");
         }
         self.asked.borrow_mut().push(what);
-        match self.fails.get() {
+        match self.fails.get() || self.fails_at.get() == Some(ino) {
             true => Err(DecodeError::Bad { what: "map row", why: "a test" }.into()),
             false => Ok(()),
         }
@@ -96,7 +104,7 @@ impl MemOther {
     }
 
     fn cut_now(&self, ino: Ino, cut: Cut) -> Result<(), ChunkError> {
-        self.ask(format!("cut {} at {}, generation {}", ino.0 & 0xff, cut.from, cut.truncations))?;
+        self.ask(ino, format!("cut {} at {}, generation {}", ino.0 & 0xff, cut.from, cut.truncations))?;
         if let Some(part) = self.files.borrow_mut().get_mut(&ino) {
             if part.truncations < cut.truncations {
                 part.blocks.retain(|block| *block < cut.from);
@@ -107,6 +115,11 @@ impl MemOther {
         Ok(())
     }
 
+    fn settle_now(&self, ino: Ino) -> Result<(), ChunkError> {
+        let owed: Vec<(Ino, Cut)> = self.owed.borrow().iter().filter(|(of, _)| *of == ino).copied().collect();
+        owed.into_iter().try_for_each(|(ino, cut)| self.cut_now(ino, cut))
+    }
+
     fn has(&self, ino: Ino) -> Vec<u64> {
         self.files.borrow().get(&ino).map_or(Vec::new(), |part| part.blocks.iter().copied().collect())
     }
@@ -115,10 +128,17 @@ impl MemOther {
 struct HeldMem(Rc<MemOther>, Ino);
 
 impl HeldFile for HeldMem {
-    fn cut(&self, cut: Cut) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+    fn owe(&self, cut: Cut) {
         self.0.owed.borrow_mut().push((self.1, cut));
-        let result = self.0.cut_now(self.1, cut);
-        Box::pin(async move { result })
+    }
+
+    fn settle(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(async {
+            if self.0.is_slow.get() {
+                self.0.goes_on.notified().await;
+            }
+            self.0.settle_now(self.1)
+        })
     }
 }
 
@@ -149,14 +169,12 @@ impl OtherTarget for MemOther {
     }
 
     fn finish(&self, file: FileId) -> Done<'_> {
-        let owed: Vec<(Ino, Cut)> =
-            self.owed.borrow().iter().filter(|(ino, _)| *ino == file.ino).copied().collect();
-        let result = owed.into_iter().try_for_each(|(ino, cut)| self.cut_now(ino, cut));
+        let result = self.settle_now(file.ino);
         Box::pin(async move { result })
     }
 
     fn remove(&self, file: FileId) -> Done<'_> {
-        let result = self.ask(format!("remove {}", file.ino.0 & 0xff));
+        let result = self.ask(file.ino, format!("remove {}", file.ino.0 & 0xff));
         if result.is_ok() {
             self.files.borrow_mut().remove(&file.ino);
         }
@@ -164,7 +182,7 @@ impl OtherTarget for MemOther {
     }
 
     fn set_owner(&self, file: FileId, owner: Owner, number: u64) -> Done<'_> {
-        let result = self.ask(format!("give {} to {}", file.ino.0 & 0xff, owner.uid));
+        let result = self.ask(file.ino, format!("give {} to {}", file.ino.0 & 0xff, owner.uid));
         if let (Ok(()), Some(part)) = (&result, self.files.borrow_mut().get_mut(&file.ino))
             && part.number < number
         {
@@ -180,7 +198,11 @@ impl OtherTarget for MemOther {
 
     fn inodes_from(&self, first: Ino, end: Ino) -> LocalBoxFuture<'_, Result<BTreeSet<Ino>, ChunkError>> {
         let found = self.files.borrow().range(first..end).map(|(ino, _)| *ino).collect();
-        Box::pin(async move { Ok(found) })
+        let result = match self.fails.get() {
+            true => Err(DecodeError::Bad { what: "file row", why: "a test" }.into()),
+            false => Ok(found),
+        };
+        Box::pin(async move { result })
     }
 
     fn sync(&self) -> Done<'_> {
@@ -414,12 +436,13 @@ fn changes_of_the_owner_reach_targets_in_their_order() {
         write(bed, &others, ino, TURN_BLOCKS).await.unwrap();
         let uid = |uid| SetAttrRequest { uid: Some(uid), ..SetAttrRequest::default() };
         set(bed, ino, uid(5)).await.unwrap();
+        let first = bed.meta.parts.queue.committed();
         // A target that gets its first block now hears of the owner as of that change.
         write(bed, &others, ino, 2 * TURN_BLOCKS).await.unwrap();
         set(bed, ino, uid(6)).await.unwrap();
         set(bed, ino, uid(7)).await.unwrap();
         let number = others[1].files.borrow()[&ino].number;
-        assert_eq!((others[1].files.borrow()[&ino].owner.uid, number), (5, 1));
+        assert_eq!((others[1].files.borrow()[&ino].owner.uid, number), (5, first));
         bed.check("work that is owed");
         bed.meta.wait_reaped().await;
         for other in &others[..2] {
@@ -576,5 +599,128 @@ fn a_check_finds_what_targets_have_and_should_not() {
         bed.check("work that is owed");
         bed.put_row(key, Some(vec![1, 2])).await;
         assert_eq!(bed.diagnose().findings.count(Kind::BadQueueRow), 1);
+    });
+}
+
+/// A pass over the queue must not take a target for done that has not heard of a truncation yet.
+#[test]
+fn all_targets_owe_a_truncation_before_the_first_carries_it_out() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        for turn in 0..4 {
+            write(bed, &others, ino, turn * TURN_BLOCKS).await.unwrap();
+        }
+        others[0].is_slow.set(true);
+        let look = async {
+            bed.world.env().sleep(Duration::from_millis(10)).await;
+            let owed: Vec<usize> = others.iter().map(|other| other.owed.borrow().len()).collect();
+            others[0].goes_on.notify_one();
+            owed
+        };
+        let (cut, owed) = futures_util::future::join(set(bed, ino, size(1)), look).await;
+        cut.unwrap();
+        assert_eq!(owed, [1, 0, 0], "two have carried it out, and the slow one knows of it");
+        let asked: Vec<usize> = others.iter().map(|other| other.has(ino).len()).collect();
+        assert_eq!(asked, [0, 0, 0]);
+    });
+}
+
+#[test]
+fn a_file_at_which_a_target_fails_keeps_no_others_waiting() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let bad = bed.add("bad").await.unwrap();
+        write(bed, &others, bad, TURN_BLOCKS).await.unwrap();
+        others[0].fails_at.set(Some(bad));
+        bed.remove("bad").await.unwrap();
+        bed.meta.wait_reaped().await;
+        // More than one batch, all behind the entry that fails.
+        for number in 0..300 {
+            let ino = bed.add(&format!("f{number}")).await.unwrap();
+            write(bed, &others, ino, TURN_BLOCKS).await.unwrap();
+            bed.remove(&format!("f{number}")).await.unwrap();
+        }
+        bed.meta.wait_reaped().await;
+        bed.world.env().sleep(Duration::from_secs(5)).await;
+        assert_eq!(others[0].files.borrow().keys().copied().collect::<Vec<_>>(), [bad]);
+        let left: Vec<Vec<u32>> = queued(bed).into_iter().map(|queued| queued.targets).collect();
+        assert_eq!(left, [[1]]);
+        others[0].fails_at.set(None);
+        bed.world.env().sleep(Duration::from_secs(5)).await;
+        assert!(others[0].files.borrow().is_empty() && queued(bed).is_empty());
+        bed.check("the end");
+    });
+}
+
+#[test]
+fn a_target_that_cannot_tell_of_the_newest_files_does_not_serve() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        bed.kv.flush().await.unwrap();
+        others[1].fails.set(true);
+        bed.crash().await;
+        let away: Vec<u32> = bed.meta.away().iter().map(|(target, _)| target.0).collect();
+        assert_eq!(away, [2]);
+        // It may have a part of a file that was marked, and whose mark is lost.
+        assert!(bed.inode(ino).await.unwrap().is_spread);
+        let error = set(bed, ino, size(1)).await.unwrap_err();
+        assert!(error.to_string().contains("target 2"), "{error}");
+        others[1].fails.set(false);
+        bed.crash().await;
+        assert!(bed.meta.away().is_empty());
+        set(bed, ino, size(1)).await.unwrap();
+    });
+}
+
+/// A target may know the number of a change durably that a crash takes back.
+#[test]
+fn numbers_of_work_are_given_once_also_over_a_crash() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        write(bed, &others, ino, TURN_BLOCKS).await.unwrap();
+        bed.kv.flush().await.unwrap();
+        others.iter().for_each(|other| drop(other.sync()));
+        let uid = |uid| SetAttrRequest { uid: Some(uid), ..SetAttrRequest::default() };
+        for wanted in [5, 6] {
+            set(bed, ino, uid(wanted)).await.unwrap();
+        }
+        // The first block on a target needs the owner as of a durable change.
+        write(bed, &others, ino, 2 * TURN_BLOCKS).await.unwrap();
+        others[1].sync().await.unwrap();
+        let before = bed.meta.parts.queue.committed();
+        bed.crash().await;
+        let (now, known) = (bed.inode(ino).await.unwrap().uid, others[1].files.borrow()[&ino].owner.uid);
+        assert_eq!((now, known), (6, 6));
+        set(bed, ino, uid(7)).await.unwrap();
+        assert!(bed.meta.parts.queue.committed() > before);
+        bed.meta.wait_reaped().await;
+        assert_eq!(others[1].files.borrow()[&ino].owner.uid, 7);
+        bed.check("a change after the crash");
+    });
+}
+
+#[test]
+fn a_full_queue_does_not_keep_a_check_waiting() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let ino = bed.add("f").await.unwrap();
+        write(bed, &others, ino, 2 * TURN_BLOCKS).await.unwrap();
+        bed.kv.flush().await.unwrap();
+        others.iter().for_each(|other| drop(other.sync()));
+        others[1].is_away.set(true);
+        bed.crash().await;
+        let most = bed.kv.usage().budget_bytes / 64 / 128;
+        let last = bed.meta.parts.queue.committed();
+        for number in 1..=most {
+            bed.meta.parts.queue.note(Some(Entry::new(last + number, vec![TargetId(2)])));
+        }
+        bed.remove("f").await.unwrap();
+        let env = bed.world.env();
+        let waited = timeout(&env, Duration::from_secs(60), reaper::wait_reaped(&bed.meta.parts));
+        assert!(waited.await.is_some(), "the file waits for the target, and nobody for the file");
+        assert!(bed.inode(ino).await.is_ok());
     });
 }

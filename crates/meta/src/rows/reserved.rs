@@ -1,5 +1,6 @@
-//! Rows that several filesets, targets, snapshots and quotas will need. This release makes none: it decodes
-//! them, so that a check names what a later release wrote, and changes none. Format: docs/format/kv.md.
+//! Rows that several filesets, targets, snapshots and quotas need. Of these this release makes only queued
+//! work. It decodes the others, so that a check names what a later release wrote, and changes none. Format:
+//! docs/format/kv.md.
 //!
 //! The registry (filesets, branches, map versions) is the same in every stack's store; of two rows with
 //! one key the one with the greater epoch counts, and of one epoch the one with the greater revision. A
@@ -10,7 +11,7 @@ use super::{ENTRY, ENTRY_FORMAT, decode_entry_key, entry_key};
 use crate::inode::DIRECTORY;
 use penstock_base::codec::{row_key, row_words};
 use penstock_base::num::to_u32;
-use penstock_base::{Branch, Dec, DecodeError, Enc, Id128, Ino, PoolId};
+use penstock_base::{Branch, Dec, DecodeError, Enc, Id128, Ino, MOST_WITH_ROOM, PoolId};
 use penstock_chunk::Owner;
 
 const FILESET: u8 = 0x02;
@@ -415,6 +416,9 @@ impl Reserved {
             }
             QUEUED => {
                 let [fileset, number] = row_words(what, tag, key)?;
+                if !(1..=MOST_WITH_ROOM).contains(&number) {
+                    return Err(dec.bad("a number that no work has"));
+                }
                 Self::Queued(fileset, number, Queued::take(&mut dec)?)
             }
             QUOTA => {
@@ -594,6 +598,9 @@ impl Queued {
         let work = match dec.u8()? {
             0 => {
                 let (ino, truncations, from) = (Ino(dec.u64()?), dec.counter()?, dec.counter()?);
+                if truncations == 0 {
+                    return Err(dec.bad("a truncation that begins no generation"));
+                }
                 Work::Truncate { ino, truncations, from, keeps: dec.boolean("treatment of blocks")? }
             }
             1 => Work::Remove { ino: Ino(dec.u64()?), truncations: dec.counter()? },

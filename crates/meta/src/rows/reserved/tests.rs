@@ -172,6 +172,7 @@ fn values_that_cannot_be_right_are_refused() {
         (2, 17, 3),     // more targets than bytes
         (3, 1, 0),      // no number
         (4, 17, 4),     // a kind of work
+        (4, 26, 0),     // a truncation that begins no generation
         (4, 42, 2),     // a treatment of blocks
         (8, 17 + 4, 2), // a state of a limit
         (8, 9 + 12, 0), // a time of a limit that is not passed
@@ -185,7 +186,9 @@ fn values_that_cannot_be_right_are_refused() {
         assert!(Reserved::decode(&key, &value).is_err(), "row {row}, byte {at} is {byte}");
     }
     // Row, byte of its key, and another one.
-    for (row, at, byte) in [(2, 1, 1), (2, 9, 1), (8, 16, 4), (8, 17, 1), (9, 24, 1), (9, 25, 1)] {
+    for (row, at, byte) in
+        [(2, 1, 1), (2, 9, 1), (4, 16, 0), (4, 9, 0x80), (8, 16, 4), (8, 17, 1), (9, 24, 1), (9, 25, 1)]
+    {
         let (mut key, value) = rows[row].0.encode();
         key[at] = byte;
         assert!(Reserved::decode(&key, &value).is_err(), "row {row}, byte {at} of the key is {byte}");

@@ -166,7 +166,11 @@ impl TargetWork {
             // One that was changed in this life was changed before the truncation: nothing else is done with
             // the file while that is owed.
             let is_changed = self.target.cache.peek(key).is_some_and(|chunk| !chunk.borrow().is_clean());
-            let is_older = self.generation_of(key).await?.is_some_and(|found| found < cut.truncations);
+            let is_older = match self.generation_of(key).await? {
+                Some(generation) => generation < cut.truncations,
+                // Its first row may be on its way. A hole that was only read has none, and nothing to cut.
+                None => self.target.cache.peek(key).is_some_and(|chunk| !chunk.borrow().map().is_empty()),
+            };
             if is_changed || is_older {
                 stale.push(key);
             }

@@ -33,6 +33,7 @@ use penstock_session::{Clients, Repeat, Request};
 use penstock_wire::metadata::{Change, Time};
 use rustix::io::Errno;
 use std::cell::{Cell, Ref, RefCell};
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::rc::Rc;
 
@@ -50,6 +51,8 @@ pub(crate) struct Names {
     last_ino: Cell<u64>,
     /// The last number that an earlier start may have given.
     given_before: u64,
+    /// Lost numbers that are not made again: a target has something of them that it cannot drop.
+    never_made: RefCell<BTreeSet<Ino>>,
     inodes: RefCell<InodeCache>,
     entries: RefCell<EntryCache>,
     absent: Absent,
@@ -92,6 +95,7 @@ impl Names {
             fs: RefCell::new(fs),
             last_ino: Cell::new(last_ino),
             given_before: last_ino,
+            never_made: RefCell::default(),
             inodes: RefCell::default(),
             entries: RefCell::default(),
             absent: Absent::default(),
@@ -130,6 +134,11 @@ impl Names {
     /// The file system's own row.
     pub(crate) fn fs(&self) -> Ref<'_, FsRow> {
         self.fs.borrow()
+    }
+
+    /// A number that a crash has lost is not given to the same file again.
+    pub(crate) fn never_make(&self, ino: Ino) {
+        self.never_made.borrow_mut().insert(ino);
     }
 
     /// The store, for reads.
@@ -326,7 +335,8 @@ impl Turn<'_> {
     pub(crate) async fn ino_to_make(&self) -> Result<Ino, MetaError> {
         let Some(ino) = self.repeats.and_then(|repeat| repeat.made) else { return self.new_ino().await };
         let was_given = (ROOT.0 + 1..=self.given_before).contains(&ino.0);
-        match was_given && self.kv.get(inode_key(ino)).await?.is_none() {
+        let may_be = !self.never_made.borrow().contains(&ino);
+        match was_given && may_be && self.kv.get(inode_key(ino)).await?.is_none() {
             true => Ok(ino),
             false => Err(MetaError::Request(format!("inode {ino} cannot be made again"))),
         }

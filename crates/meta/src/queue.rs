@@ -20,6 +20,8 @@ struct OfTarget {
     /// The first number that may be of an entry that it has not carried out.
     next: u64,
     entries: u64,
+    /// Entries that it has answered since the start.
+    answers: u64,
     /// Its last attempt failed.
     is_stuck: bool,
 }
@@ -76,6 +78,11 @@ impl Queue {
         self.targets.borrow().get(&target).map_or(0, |of_target| of_target.entries)
     }
 
+    /// Entries that a target has answered since the start.
+    pub(crate) fn answers_of(&self, target: TargetId) -> u64 {
+        self.targets.borrow().get(&target).map_or(0, |of_target| of_target.answers)
+    }
+
     /// Ends a wait for work.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
@@ -92,6 +99,11 @@ impl Queue {
             of_target.entries > 0 && !of_target.is_stuck && serves(*id)
         };
         self.targets.borrow().iter().any(is_fresh)
+    }
+
+    /// True if one of the targets that serve has work up to this number that has not failed just now.
+    pub(crate) fn has_fresh_work_upto(&self, upto: u64, serves: impl Fn(TargetId) -> bool) -> bool {
+        self.has_fresh_work(|id| serves(id) && self.due(id, upto).is_some())
     }
 
     /// The first number that may be of work that one of the targets that serve has not done; none if they
@@ -114,6 +126,7 @@ impl Queue {
         let of_target = targets.get_mut(&target).expect("an entry that was answered was counted");
         assert!(of_target.entries > 0, "target {target} answers what it was asked");
         of_target.entries -= 1;
+        of_target.answers += 1;
     }
 
     /// A target has done everything below this number, and failed at it if `is_stuck`.

@@ -13,7 +13,7 @@ use crate::rows::{all_queued, decode_queued};
 use futures_util::future::join_all;
 use penstock_base::env::timeout;
 use penstock_base::rank::scoped;
-use penstock_base::{Birth, Branch, FileId, Ino, TargetId};
+use penstock_base::{Birth, Branch, ErrorKind, FileId, Ino, TargetId};
 use penstock_chunk::{Behind, ChunkError, Cut, Owner};
 use penstock_kv::{WriteSet, for_each};
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,30 +133,23 @@ pub(crate) async fn run(parts: Rc<Parts>) {
     }
 }
 
-/// Waits until the targets that serve have no work, except such as fails.
+/// Waits until the targets that serve have done the work that is queued now, except such as fails.
 pub(crate) async fn wait_idle(parts: &Parts) {
+    let upto = parts.queue.committed();
     let serves = |id: TargetId| parts.elsewhere.get(id).is_some();
-    while parts.queue.has_fresh_work(serves) && !parts.is_stopped() {
+    while parts.queue.has_fresh_work_upto(upto, serves) && !parts.is_stopped() {
         parts.queue.wake();
         parts.env.sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Carries out all work of one target that is queued now. Returns false if there was none, or some fails.
+/// Carries out all work of one target that is queued now. Returns false if nothing of it was done.
 pub(crate) async fn carry_out(parts: &Parts, target: TargetId) -> Result<bool, MetaError> {
-    let upto = parts.queue.committed();
-    let mut has_done = false;
-    while let Some(before) = parts.queue.due(target, upto) {
-        if parts.elsewhere.get(target).is_none() {
-            return Ok(false);
-        }
+    let before = parts.queue.answers_of(target);
+    if parts.elsewhere.get(target).is_some() && parts.queue.entries_of(target) > 0 {
         pass(parts).await?;
-        if parts.queue.due(target, upto) == Some(before) {
-            return Ok(false);
-        }
-        has_done = true;
     }
-    Ok(has_done)
+    Ok(parts.queue.answers_of(target) > before)
 }
 
 /// An entry as it was read.
@@ -169,8 +162,8 @@ struct Progress {
     failed: BTreeSet<FileId>,
     /// The first entry that it has not carried out.
     left: Option<u64>,
-    /// It has failed at so much that the rest waits.
-    has_given_up: bool,
+    /// Failures without a success in between that are not about what a file has.
+    failures: usize,
 }
 
 /// The entries of one batch that a target has carried out durably.
@@ -194,7 +187,7 @@ async fn pass(parts: &Parts) -> Result<(), MetaError> {
         let read: Vec<Read> = rows.iter().filter_map(|(key, value)| decode_queued(key, value).ok()).collect();
         // Beyond the last row there is none.
         let last = rows.last().and_then(|(key, _)| Reserved::queued_number(key));
-        let seen = if rows.len() < BATCH { upto } else { last.unwrap_or(upto) };
+        let seen = if rows.len() < BATCH { upto } else { last.map_or(upto, |last| last.clamp(from, upto)) };
         assert!(read.iter().all(|(number, _)| (from..=seen).contains(number)), "{from}..={seen}");
         let work = parts.elsewhere.serving().zip(progress.values_mut());
         let work = work.map(|(target, progress)| scoped(work_of(parts, &**target, &read, progress)));
@@ -252,15 +245,19 @@ async fn work_of(parts: &Parts, other: &dyn OtherTarget, read: &[Read], progress
     let mut numbers = BTreeSet::new();
     for (number, queued) in read.iter().filter(|(_, queued)| queued.targets.contains(&target.0)) {
         let file = file_of(queued);
-        if progress.has_given_up || parts.is_stopped() || progress.failed.contains(&file) {
+        let has_given_up = progress.failures >= FAILURES_MOST;
+        if has_given_up || parts.is_stopped() || progress.failed.contains(&file) {
             continue;
         }
         match carry_out_one(other, queued).await {
-            Ok(()) => assert!(numbers.insert(*number), "an entry is carried out once in a pass"),
+            Ok(()) => {
+                assert!(numbers.insert(*number), "an entry is carried out once in a pass");
+                progress.failures = 0;
+            }
             Err(error) => {
                 tracing::warn!(%target, %file, %error, "a target could not carry out its work yet");
                 progress.failed.insert(file);
-                progress.has_given_up = progress.failed.len() >= FAILURES_MOST && numbers.is_empty();
+                progress.failures += usize::from(error.kind() != ErrorKind::Corrupt);
             }
         }
     }
@@ -269,7 +266,7 @@ async fn work_of(parts: &Parts, other: &dyn OtherTarget, read: &[Read], progress
     {
         tracing::warn!(%target, %error, "a target could not make its work durable yet");
         numbers.clear();
-        progress.has_given_up = true;
+        progress.failures = FAILURES_MOST;
     }
     let is_left = |(number, queued): &&Read| queued.targets.contains(&target.0) && !numbers.contains(number);
     progress.left = progress.left.or(read.iter().find(is_left).map(|(number, _)| *number));

@@ -387,7 +387,7 @@ impl FsRow {
         dec.check_known("family", family, FAMILY)?;
         dec.check_known("metadata target", target, 0)?;
         dec.check_known("epoch of the metadata target", epoch, 0)?;
-        let (sequence, last_queued) = (dec.u64()?, dec.counter()?);
+        let (sequence, last_queued) = (dec.u64()?, dec.counter_with_room()?);
         dec.check_known("sequence", sequence, Birth::FIRST.0)?;
         let (id, created_ns, secret) = (dec.id()?, dec.i64()?, dec.id()?);
         let (reserved_ino, last_session, chunk_blocks) = (dec.counter()?, dec.counter()?, dec.u32()?);

@@ -294,7 +294,14 @@ async fn drop_lost_of(
     let drop_them = async {
         for ino in &lost {
             tracing::info!(%ino, target = %target.id(), "a file is dropped that a crash has lost");
-            target.remove(FileId::main(*ino)).await?;
+            match target.remove(FileId::main(*ino)).await {
+                // A check finds what it has. Nobody makes the file again under this number.
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::error!(%ino, %error, "it cannot be dropped");
+                    names.never_make(*ino);
+                }
+                done => done?,
+            }
         }
         if lost.is_empty() { Ok(()) } else { target.sync().await }
     };

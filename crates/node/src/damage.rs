@@ -16,6 +16,8 @@ const NAMED_FILES: usize = 5;
 #[derive(Default)]
 struct Found {
     stripes: Vec<(StackNo, u64)>,
+    /// They could not be looked up in some stack.
+    is_incomplete: bool,
     /// Inode numbers only: names are shown on request, and not in events and reports that may be passed on.
     inodes: Vec<u64>,
 }
@@ -38,21 +40,21 @@ impl Damage {
         object: &str,
         events: &Events,
     ) {
-        if self.found.borrow().stripes == stripes {
+        if self.found.borrow().stripes == stripes && !self.found.borrow().is_incomplete {
             return;
         }
-        let (mut inodes, mut is_complete) = (BTreeSet::new(), true);
+        let (mut inodes, mut is_incomplete) = (BTreeSet::new(), false);
         for stack in stacks {
             match stack.target.damaged().await {
                 Ok(runs) => inodes.extend(runs.keys().map(|ino| ino.0)),
                 Err(error) => {
                     tracing::error!(%error, stack = %stack.number(), "the files that are damaged cannot be found");
-                    is_complete = false;
+                    is_incomplete = true;
                 }
             }
         }
         let known: BTreeSet<u64> = self.found.borrow().inodes.iter().copied().collect();
-        if !is_complete {
+        if is_incomplete {
             inodes.extend(&known);
         }
         let inodes: Vec<u64> = inodes.into_iter().collect();
@@ -60,9 +62,7 @@ impl Damage {
             let text = format!("data of inode {inode} cannot be read; `penstock fs damaged` names it");
             events.add(Severity::Error, EventKind::FileDamaged, object, text);
         }
-        // They are looked for again if some could not be found.
-        let stripes = if is_complete { stripes } else { Vec::new() };
-        *self.found.borrow_mut() = Found { stripes, inodes };
+        *self.found.borrow_mut() = Found { stripes, is_incomplete, inodes };
     }
 
     /// Reasons for the health `failed`, with the inode numbers of the first files. So many stripes of the

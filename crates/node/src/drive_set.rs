@@ -154,6 +154,14 @@ impl DriveSet {
         let _one_at_a_time = self.changing.lock().await;
         let old = self.find(id)?;
         let begun = self.replacing.borrow().get(&old.id()).filter(|new| new.is_online()).cloned();
+        let has_part = self.arrays.iter().any(|array| array.member_on(old.id()).is_some());
+        if let Some(array) = self.absent_on(old.id()).filter(|_| !has_part && begun.is_none()) {
+            return Err(AdminError::Refused(format!(
+                "drive {} was replaced in all arrays but those of stack {}, which does not open; once it does, ask again",
+                old.id(),
+                array.stack
+            )));
+        }
         let new = match begun.or_else(|| self.half_in_place(&old, path)) {
             Some(new) if path.is_none_or(|path| path == new.path()) => new,
             Some(new) => {
@@ -363,8 +371,12 @@ impl DriveSet {
         let mut drives = self.list.borrow_mut();
         drives.retain(|drive| drive.id() != new.id());
         if is_done {
-            let listed = drives.iter_mut().find(|drive| drive.id() == old.id());
-            *listed.expect("it was found there") = new.clone();
+            let at = drives.iter().position(|drive| drive.id() == old.id()).expect("it was found there");
+            match self.absent_on(old.id()) {
+                None => drives[at] = new.clone(),
+                // Its path is wanted by the start at which those arrays are there again.
+                Some(_) => drives.insert(at + 1, new.clone()),
+            }
         }
         self.replacing.borrow_mut().remove(&old.id());
         result

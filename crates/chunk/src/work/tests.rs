@@ -200,3 +200,32 @@ fn a_change_of_the_owner_waits_for_a_truncation() {
         assert_clean(bench, &target).await;
     });
 }
+
+/// Regression: a chunk whose first row was being committed was neither changed in memory nor in a row, and a
+/// truncation left it out.
+#[test]
+fn a_truncation_finds_a_chunk_whose_first_row_is_on_its_way() {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        for index in 0..3 {
+            write(&target, chunk_key(2, index), 0, &[1, 1]).await;
+        }
+        work.owe(file(2), cut(5, BLOCKS));
+        let commit = target.commit(file(2), false);
+        // It runs up to the flush of its data.
+        let mut commit = std::pin::pin!(commit);
+        let begun = timeout(&bench.env, Duration::from_nanos(1), &mut commit).await.is_some();
+        let chunk = target.cache.peek(chunk_key(2, 2)).unwrap();
+        assert!(!begun && chunk.borrow().is_clean(), "its changes were taken");
+        let (cut, committed) = futures_util::future::join(work.finish(file(2)), commit).await;
+        cut.unwrap();
+        committed.unwrap();
+        assert_eq!(fills(&target, chunk_key(2, 0)).await[..2], [1, 1]);
+        for index in 1..3 {
+            assert_eq!(fills(&target, chunk_key(2, index)).await[..2], [0, 0], "chunk {index}");
+        }
+        target.sync().await.unwrap();
+        assert_clean(bench, &target).await;
+    });
+}

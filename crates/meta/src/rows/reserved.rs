@@ -290,7 +290,7 @@ impl Reserved {
 
     /// The number in the key of queued work.
     pub(crate) fn queued_number(key: &[u8]) -> Option<u64> {
-        key.last_chunk().copied().map(u64::from_be_bytes)
+        row_words("queued work", QUEUED, key).ok().map(|[_, number]| number)
     }
 
     /// The row, for people.

@@ -9,7 +9,8 @@ use penstock_base::env::timeout;
 use penstock_base::{Birth, Branch, DecodeError, FileId, FindingKind as Kind, Ino, LocalBoxFuture, TargetId};
 use penstock_chunk::{ChunkError, Cut, FileRow, FileUse, Owned, Owner, SpaceUsage, TargetCheck};
 use penstock_kv::{Kv, MemKv};
-use penstock_wire::metadata::{AttrReply, SetAttrRequest};
+use penstock_session::Repeat;
+use penstock_wire::metadata::{AttrReply, Change, SetAttrRequest};
 use prost::Message;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
@@ -722,5 +723,48 @@ fn a_full_queue_does_not_keep_a_check_waiting() {
         let waited = timeout(&env, Duration::from_secs(60), reaper::wait_reaped(&bed.meta.parts));
         assert!(waited.await.is_some(), "the file waits for the target, and nobody for the file");
         assert!(bed.inode(ino).await.is_ok());
+    });
+}
+
+#[test]
+fn a_lost_file_that_a_target_cannot_drop_is_not_made_again() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        bed.kv.flush().await.unwrap();
+        let lost = bed.add("lost").await.unwrap();
+        write(bed, &others, lost, TURN_BLOCKS).await.unwrap();
+        others.iter().for_each(|other| drop(other.sync()));
+        others[0].fails_at.set(Some(lost));
+        bed.crash().await;
+        assert!(bed.meta.away().is_empty(), "one file takes no target away");
+        assert_eq!(others[0].has(lost), [TURN_BLOCKS]);
+        let change = Change { number: 5, ..Change::default() };
+        let repeat = Repeat { change, made: Some(lost) };
+        let turn = bed.meta.parts.names.turn_for(Some(repeat), None).await;
+        let refused = turn.ino_to_make().await;
+        assert!(matches!(refused, Err(MetaError::Request(_))), "{refused:?}");
+        drop(turn);
+        assert_eq!(bed.diagnose().findings.count(Kind::MissingInode), 1, "a check finds it");
+    });
+}
+
+#[test]
+fn work_behind_files_that_fail_makes_space() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let bad = bed.add("bad").await.unwrap();
+        write(bed, &others, bad, TURN_BLOCKS).await.unwrap();
+        let good = bed.add("good").await.unwrap();
+        write(bed, &others, good, TURN_BLOCKS).await.unwrap();
+        others[0].fails_at.set(Some(bad));
+        for name in ["bad", "good"] {
+            bed.remove(name).await.unwrap();
+        }
+        crate::reaper::wait_reaped(&bed.meta.parts).await;
+        if bed.meta.queued_for(TargetId(1)) == 2 {
+            assert!(bed.meta.make_space(TargetId(1)).await, "one of two is done");
+        }
+        assert_eq!((others[0].has(good).len(), others[0].has(bad).len()), (0, 1));
+        assert!(!bed.meta.make_space(TargetId(1)).await, "the other one fails");
     });
 }

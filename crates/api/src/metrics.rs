@@ -17,17 +17,29 @@ impl Text {
             false => writeln!(self.0, "penstock_{name}{{{labels}}} {value}"),
         };
     }
+
+    /// Writes metrics of each of these things, with the labels of the thing.
+    fn metrics<T>(&mut self, metrics: &[Metric<T>], of: &[T], labels: impl Fn(&T) -> String) {
+        let of: Vec<(&T, String)> = of.iter().map(|one| (one, labels(one))).collect();
+        for (name, kind, help, get) in metrics {
+            self.family(name, kind, help);
+            for (one, labels) in &of {
+                self.sample(name, labels, get(one));
+            }
+        }
+    }
 }
 
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-type SpaceMetric = (&'static str, &'static str, fn(&SpaceReport) -> u64);
+/// A metric of each of several things: its name, kind, help text and value.
+type Metric<T> = (&'static str, &'static str, &'static str, fn(&T) -> u64);
 
-const SPACES: [SpaceMetric; 2] = [
-    ("space_used_percent", "Used share of the space that files can use", |space| space.used_percent),
-    ("space_warning_percent", "Fullness warning in effect: 80, 90 or 95; 0 for none", |space| {
+const SPACES: [Metric<SpaceReport>; 2] = [
+    ("space_used_percent", "gauge", "Used share of the space that files can use", |space| space.used_percent),
+    ("space_warning_percent", "gauge", "Fullness warning in effect: 80, 90 or 95; 0 for none", |space| {
         space.warning_percent
     }),
 ];
@@ -80,12 +92,7 @@ pub(crate) fn text(status: &StatusReport, fs: &FsReport, latencies: &[LatencyRep
         text.family(name, "counter", help);
         text.sample(name, "", value);
     }
-    for (name, help, get) in SPACES {
-        text.family(name, "gauge", help);
-        for space in &status.spaces {
-            text.sample(name, &format!("space=\"{}\"", escaped(&space.name)), get(space));
-        }
-    }
+    text.metrics(&SPACES, &status.spaces, |space| format!("space=\"{}\"", escaped(&space.name)));
     stacks(&mut text, status);
     drives(&mut text, status);
     arrays(&mut text, status);
@@ -112,42 +119,29 @@ fn histograms(text: &mut Text, latencies: &[LatencyReport]) {
 }
 
 fn drives(text: &mut Text, status: &StatusReport) {
-    let labels: Vec<String> = status
-        .drives
-        .iter()
-        .map(|drive| format!("drive=\"{}\",path=\"{}\"", drive.id, escaped(&drive.path)))
-        .collect();
-    text.family("drive_online", "gauge", "Whether the drive takes I/O");
-    for (drive, labels) in status.drives.iter().zip(&labels) {
-        text.sample("drive_online", labels, u64::from(drive.state == "online"));
-    }
-    type Get = fn(&penstock_node::DriveReport) -> u64;
-    let counters: [(&str, &str, Get); 9] = [
-        ("drive_read_bytes_total", "Bytes read", |drive| drive.read_bytes),
-        ("drive_write_bytes_total", "Bytes written", |drive| drive.write_bytes),
-        ("drive_reads_total", "Reads", |drive| drive.reads),
-        ("drive_writes_total", "Writes", |drive| drive.writes),
-        ("drive_flushes_total", "Flushes", |drive| drive.flushes),
-        ("drive_io_errors_total", "I/Os that failed", |drive| drive.io_errors),
-        ("drive_timeouts_total", "I/Os without an answer in time", |drive| drive.timeouts),
-        ("drive_checksum_errors_total", "Contents that were not what was written", |drive| {
+    let metrics: [Metric<penstock_node::DriveReport>; 10] = [
+        ("drive_online", "gauge", "Whether the drive takes I/O", |drive| u64::from(drive.state == "online")),
+        ("drive_read_bytes_total", "counter", "Bytes read", |drive| drive.read_bytes),
+        ("drive_write_bytes_total", "counter", "Bytes written", |drive| drive.write_bytes),
+        ("drive_reads_total", "counter", "Reads", |drive| drive.reads),
+        ("drive_writes_total", "counter", "Writes", |drive| drive.writes),
+        ("drive_flushes_total", "counter", "Flushes", |drive| drive.flushes),
+        ("drive_io_errors_total", "counter", "I/Os that failed", |drive| drive.io_errors),
+        ("drive_timeouts_total", "counter", "I/Os without an answer in time", |drive| drive.timeouts),
+        ("drive_checksum_errors_total", "counter", "Contents that were not what was written", |drive| {
             drive.checksum_errors
         }),
-        ("drive_repaired_blocks_total", "Blocks written again from redundancy", |drive| {
+        ("drive_repaired_blocks_total", "counter", "Blocks written again from redundancy", |drive| {
             drive.repaired_blocks
         }),
     ];
-    for (name, help, get) in counters {
-        text.family(name, "counter", help);
-        for (drive, labels) in status.drives.iter().zip(&labels) {
-            text.sample(name, labels, get(drive));
-        }
-    }
+    text.metrics(&metrics, &status.drives, |drive| {
+        format!("drive=\"{}\",path=\"{}\"", drive.id, escaped(&drive.path))
+    });
 }
 
 fn stacks(text: &mut Text, status: &StatusReport) {
-    type Get = fn(&penstock_node::StackReport) -> u64;
-    let metrics: [(&str, &str, &str, Get); 9] = [
+    let metrics: [Metric<penstock_node::StackReport>; 9] = [
         ("stack_serves", "gauge", "Whether the stack serves", |stack| u64::from(stack.reason.is_none())),
         ("target_total_bytes", "gauge", "Size of the target", |stack| stack.total_bytes),
         ("target_free_bytes", "gauge", "Free space of the target", |stack| stack.free_bytes),
@@ -164,17 +158,11 @@ fn stacks(text: &mut Text, status: &StatusReport) {
             stack.meta_budget_bytes
         }),
     ];
-    for (name, kind, help, get) in metrics {
-        text.family(name, kind, help);
-        for stack in &status.stacks {
-            text.sample(name, &format!("stack=\"{}\"", stack.stack), get(stack));
-        }
-    }
+    text.metrics(&metrics, &status.stacks, |stack| format!("stack=\"{}\"", stack.stack));
 }
 
 fn arrays(text: &mut Text, status: &StatusReport) {
-    type Get = fn(&penstock_node::ArrayReport) -> u64;
-    let metrics: [(&str, &str, &str, Get); 23] = [
+    let metrics: [Metric<penstock_node::ArrayReport>; 23] = [
         ("array_redundancy_debt_stripes", "gauge", "Stripes that lack strips", |array| {
             array.redundancy_debt_stripes
         }),
@@ -215,12 +203,7 @@ fn arrays(text: &mut Text, status: &StatusReport) {
             array.scrub.as_ref().map_or(100, |job| job.done_stripes * 100 / job.total_stripes.max(1))
         }),
     ];
-    for (name, kind, help, get) in metrics {
-        text.family(name, kind, help);
-        for array in &status.arrays {
-            text.sample(name, &format!("array=\"{}\"", escaped(&array.name)), get(array));
-        }
-    }
+    text.metrics(&metrics, &status.arrays, |array| format!("array=\"{}\"", escaped(&array.name)));
 }
 
 #[cfg(test)]

@@ -141,7 +141,7 @@ impl Allocator {
             return Ok(());
         }
         let usage = self.usage();
-        let free_blocks = usage.free_blocks.saturating_sub(usage.headroom_blocks);
+        let free_blocks = usage.available_blocks();
         Err(ChunkError::NoSpace { free_blocks, wanted_blocks })
     }
 

@@ -67,6 +67,13 @@ pub struct SpaceUsage {
     pub headroom_blocks: u64,
 }
 
+impl SpaceUsage {
+    /// Free blocks that others than deletes may use too.
+    pub fn available_blocks(&self) -> u64 {
+        self.free_blocks.saturating_sub(self.headroom_blocks)
+    }
+}
+
 impl std::iter::Sum for SpaceUsage {
     fn sum<I: Iterator<Item = Self>>(usages: I) -> Self {
         usages.fold(Self::default(), |sum, more| Self {

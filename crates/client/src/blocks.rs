@@ -21,21 +21,18 @@ impl Blocks<'_> {
     /// Reads up to `len` bytes at `offset`; fewer at the end of the file. The bytes are returned as runs, in
     /// order.
     pub(crate) async fn read_bytes(&self, offset: u64, len: u64) -> Result<Vec<Buf>, Failure> {
-        let (end, first, parts) = loop {
-            let changes = self.session.restarts().changes();
+        // A file that was made again in a restart may lie on other targets.
+        let read = self.session.under_one_start(async || {
             let state = self.session.state(self.file).await?.borrow().clone();
             let end = state.size().min(offset.saturating_add(len));
             if offset >= end {
-                return Ok(Vec::new());
+                return Ok(None);
             }
             let (first, last) = (offset / BLOCK, end.div_ceil(BLOCK));
             assert!(first < last, "{offset}..{end} has a byte");
-            let parts = self.read(&state, first, last - first).await?;
-            // A file that was made again in a restart may lie on other targets.
-            if changes == self.session.restarts().changes() {
-                break (end, first, parts);
-            }
-        };
+            Ok(Some((end, first, self.read(&state, first, last - first).await?)))
+        });
+        let Some((end, first, parts)) = read.await? else { return Ok(Vec::new()) };
         let parts = trim(parts, to_usize(offset - first * BLOCK), to_usize(end - offset));
         assert_eq!(
             parts.iter().map(|part| part.len() as u64).sum::<u64>(),

@@ -47,8 +47,8 @@ impl<'a> Reader<'a> {
             errno: ENXIO,
             message: format!("{what} from {offset} on in a file of {size} bytes"),
         };
-        let (size, found) = loop {
-            let changes = session.restarts().changes();
+        // A file that was made again in a restart may lie on other targets.
+        let search = session.under_one_start(async || {
             let state = session.state(file).await?.borrow().clone();
             let size = state.size();
             if offset >= size {
@@ -57,12 +57,9 @@ impl<'a> Reader<'a> {
             let (from, until, per_chunk) = (offset / BLOCK, size.div_ceil(BLOCK), state.chunk_blocks());
             assert!(from < until, "an offset inside the file is in a block of it");
             let search = Search { hole, from, until, per_chunk };
-            let found = session.search(file, state.spread(), search).await?;
-            // A file that was made again in a restart may lie on other targets.
-            if changes == session.restarts().changes() {
-                break (size, found);
-            }
-        };
+            Ok((size, session.search(file, state.spread(), search).await?))
+        });
+        let (size, found) = search.await?;
         let found = found.saturating_mul(BLOCK).clamp(offset, size);
         assert!((offset..=size).contains(&found), "an offset is found inside the file");
         if !hole && found == size { Err(nothing("no data", size)) } else { Ok(found) }

@@ -196,6 +196,16 @@ impl Elsewhere {
         assert!(self.serving.remove(&target).is_some(), "target {target} served");
     }
 
+    /// True if a target of another stack does not serve.
+    pub(crate) fn is_absent(&self, target: TargetId) -> bool {
+        target != self.home && !self.serves(target)
+    }
+
+    /// True if it is a target of another stack, and serves.
+    pub(crate) fn serves(&self, target: TargetId) -> bool {
+        self.serving.contains_key(&target)
+    }
+
     /// Another target, if it serves.
     pub(crate) fn get(&self, target: TargetId) -> Option<&Rc<dyn OtherTarget>> {
         self.serving.get(&target)
@@ -260,7 +270,6 @@ impl Elsewhere {
     /// The layout of a new file: from the target of the names' own stack on, unless that is much fuller than
     /// the others, and without targets that do not serve.
     fn place(&self, of_dir: &Layout, home: SpaceUsage) -> Layout {
-        let serves = |id: TargetId| id == self.home || self.serving.contains_key(&id);
         let most = u16::try_from(self.count).unwrap_or(u16::MAX);
         let wanted = if of_dir.count == 0 { most } else { of_dir.count.min(most) };
         let usages: BTreeMap<TargetId, SpaceUsage> = self
@@ -277,7 +286,7 @@ impl Elsewhere {
         };
         let fits = |count: u16| {
             let spread = Spread::new(first, count, of_dir.turn.max(1), self.count)?;
-            spread.all().all(serves).then_some(count)
+            spread.all().all(|id| !self.is_absent(id)).then_some(count)
         };
         let count = (1..=wanted).rev().find_map(fits).unwrap_or(1);
         assert!((1..=most).contains(&count) && first.0 < self.count, "{count} targets from {first} on");

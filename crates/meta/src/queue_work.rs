@@ -13,7 +13,7 @@ use crate::rows::{all_queued, decode_queued};
 use futures_util::future::join_all;
 use penstock_base::env::timeout;
 use penstock_base::rank::scoped;
-use penstock_base::{Birth, Branch, ErrorKind, FileId, Ino, TargetId};
+use penstock_base::{Birth, Branch, ErrorKind, FileId, TargetId};
 use penstock_chunk::{Behind, ChunkError, Cut, Owner};
 use penstock_kv::{WriteSet, for_each};
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,9 +63,9 @@ pub(crate) async fn load(parts: &Parts) -> Result<(), MetaError> {
 /// The truncation of an entry, if it is one. The owner is of no consequence: it stays that of the row.
 fn cut_of(queued: &Queued) -> Option<(FileId, Cut)> {
     match queued.work {
-        Work::Truncate { ino, truncations, from, keeps } => {
+        Work::Truncate { truncations, from, keeps, .. } => {
             let behind = if keeps { Behind::Preallocated } else { Behind::Dropped };
-            Some((FileId { branch: queued.branch, ino }, Cut { truncations, from, behind }))
+            Some((file_of(queued), Cut { truncations, from, behind }))
         }
         _ => None,
     }
@@ -117,7 +117,7 @@ fn most_entries(parts: &Parts) -> u64 {
 
 /// Carries out the work of the queue until the parts are stopped.
 pub(crate) async fn run(parts: Rc<Parts>) {
-    let serves = |id: TargetId| parts.elsewhere.get(id).is_some();
+    let serves = |id| parts.elsewhere.serves(id);
     while !parts.is_stopped() {
         match parts.queue.has_fresh_work(serves) {
             true => parts.env.sleep(GATHER).await,
@@ -136,7 +136,7 @@ pub(crate) async fn run(parts: Rc<Parts>) {
 /// Waits until the targets that serve have done the work that is queued now, except such as fails.
 pub(crate) async fn wait_idle(parts: &Parts) {
     let upto = parts.queue.committed();
-    let serves = |id: TargetId| parts.elsewhere.get(id).is_some();
+    let serves = |id| parts.elsewhere.serves(id);
     while parts.queue.has_fresh_work_upto(upto, serves) && !parts.is_stopped() {
         parts.queue.wake();
         parts.env.sleep(Duration::from_millis(5)).await;
@@ -146,7 +146,7 @@ pub(crate) async fn wait_idle(parts: &Parts) {
 /// Carries out all work of one target that is queued now. Returns false if nothing of it was done.
 pub(crate) async fn carry_out(parts: &Parts, target: TargetId) -> Result<bool, MetaError> {
     let before = parts.queue.answers_of(target);
-    if parts.elsewhere.get(target).is_some() && parts.queue.entries_of(target) > 0 {
+    if parts.elsewhere.serves(target) && parts.queue.entries_of(target) > 0 {
         pass(parts).await?;
     }
     Ok(parts.queue.answers_of(target) > before)
@@ -174,7 +174,7 @@ struct Done {
 
 /// Carries out all entries that are there now, and records the answers.
 async fn pass(parts: &Parts) -> Result<(), MetaError> {
-    let Some(mut from) = parts.queue.first(|id| parts.elsewhere.get(id).is_some()) else { return Ok(()) };
+    let Some(mut from) = parts.queue.first(|id| parts.elsewhere.serves(id)) else { return Ok(()) };
     let upto = parts.queue.committed();
     // Before any target acts.
     parts.flush().await?;
@@ -273,13 +273,9 @@ async fn work_of(parts: &Parts, other: &dyn OtherTarget, read: &[Read], progress
     Done { target, numbers }
 }
 
-/// The file that work is about.
+/// The file that work is about; inode 0 for work on a branch.
 fn file_of(queued: &Queued) -> FileId {
-    let ino = match queued.work {
-        Work::Truncate { ino, .. } | Work::Remove { ino, .. } | Work::Own { ino, .. } => ino,
-        Work::DropBranch => Ino(0),
-    };
-    FileId { branch: queued.branch, ino }
+    FileId { branch: queued.branch, ino: queued.work.ino().unwrap_or_default() }
 }
 
 async fn carry_out_one(target: &dyn OtherTarget, queued: &Queued) -> Result<(), ChunkError> {

@@ -312,8 +312,7 @@ async fn drop_lost_of(
 /// once it serves again, they may be too old to be looked for.
 async fn unseen(names: &Names, elsewhere: &Elsewhere, inos: Range<Ino>) -> Result<BTreeSet<Ino>, MetaError> {
     let mut unseen = BTreeSet::new();
-    let serving: BTreeSet<TargetId> = elsewhere.serving().map(|target| target.id()).collect();
-    let is_absent = |target: TargetId| target != elsewhere.home() && !serving.contains(&target);
+    let is_absent = |target| elsewhere.is_absent(target);
     if !elsewhere.all().any(is_absent) {
         return Ok(unseen);
     }

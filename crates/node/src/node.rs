@@ -171,11 +171,7 @@ impl Node {
     pub fn abandon(&self) {
         self.is_closing.set(true);
         self.meta.stop();
-        for stack in &self.stacks {
-            stack.target.stop();
-            stack.kv.stop();
-        }
-        self.arrays().iter().for_each(|array| array.stop());
+        self.stacks.iter().for_each(Stack::stop);
     }
 
     /// True if it is being closed or was abandoned.

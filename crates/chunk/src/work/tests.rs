@@ -1,5 +1,5 @@
 use super::*;
-use crate::tests::{CHUNK, OWNER, assert_clean, chunk_key, file, fills, known, on_a_volume, write};
+use crate::tests::{Bench, CHUNK, OWNER, assert_clean, chunk_key, file, fills, known, on_a_volume, write};
 use penstock_base::env::timeout;
 use penstock_kv::Kv;
 use std::time::Duration;
@@ -10,8 +10,17 @@ fn cut(truncations: u64, from: u64) -> Cut {
     Cut { truncations, from, behind: Behind::Dropped }
 }
 
+/// Runs a test on a fresh target and its work.
+fn on_a_target(test: impl AsyncFnOnce(&Bench, Rc<Target>, Rc<TargetWork>)) {
+    on_a_volume(async |bench| {
+        let target = bench.target().await;
+        let work = TargetWork::new(&target);
+        test(bench, target, work).await;
+    });
+}
+
 /// Another life of the target, on what is durable.
-async fn restarted(bench: &crate::tests::Bench, target: std::rc::Rc<Target>) -> std::rc::Rc<Target> {
+async fn restarted(bench: &Bench, target: Rc<Target>) -> Rc<Target> {
     target.stop();
     bench.kv.crash();
     bench.target().await
@@ -19,9 +28,7 @@ async fn restarted(bench: &crate::tests::Bench, target: std::rc::Rc<Target>) -> 
 
 #[test]
 fn a_truncation_that_comes_again_takes_nothing_that_was_written_since() {
-    on_a_volume(async |bench| {
-        let target = bench.target().await;
-        let work = TargetWork::new(&target);
+    on_a_target(async |bench, target, work| {
         for index in 0..3 {
             write(&target, chunk_key(2, index), 0, &[1, 1, 1]).await;
         }
@@ -51,9 +58,7 @@ fn a_truncation_that_comes_again_takes_nothing_that_was_written_since() {
 
 #[test]
 fn a_truncation_that_a_crash_has_undone_is_carried_out_before_a_file_is_served() {
-    on_a_volume(async |bench| {
-        let target = bench.target().await;
-        let work = TargetWork::new(&target);
+    on_a_target(async |bench, target, work| {
         for index in 0..3 {
             write(&target, chunk_key(2, index), 0, &[1, 1, 1]).await;
         }
@@ -80,9 +85,7 @@ fn a_truncation_that_a_crash_has_undone_is_carried_out_before_a_file_is_served()
 
 #[test]
 fn a_file_that_is_removed_leaves_nothing_and_may_be_removed_again() {
-    on_a_volume(async |bench| {
-        let target = bench.target().await;
-        let work = TargetWork::new(&target);
+    on_a_target(async |bench, target, work| {
         for index in [0, 7, 900] {
             write(&target, chunk_key(2, index), 0, &[1]).await;
         }
@@ -104,9 +107,7 @@ fn a_file_that_is_removed_leaves_nothing_and_may_be_removed_again() {
 
 #[test]
 fn requests_about_a_file_wait_while_it_is_held() {
-    on_a_volume(async |bench| {
-        let target = bench.target().await;
-        let work = TargetWork::new(&target);
+    on_a_target(async |bench, _, work| {
         let soon = Duration::from_millis(10);
         let running = work.turn(file(2)).await.unwrap();
         assert!(timeout(&bench.env, soon, work.hold(file(2))).await.is_none(), "a request is executed");
@@ -133,9 +134,7 @@ fn a_target_without_a_part_of_a_file_learns_the_generation_from_the_next_write()
             crate::AsOf { queued: 9, truncations: 6 }
         }
     }
-    on_a_volume(async |bench| {
-        let target = bench.target().await;
-        let work = TargetWork::new(&target);
+    on_a_target(async |bench, target, work| {
         work.owe(file(2), cut(6, 0));
         work.finish(file(2)).await.unwrap();
         target.commit_all().await.unwrap();
@@ -163,9 +162,7 @@ fn a_target_without_a_part_of_a_file_learns_the_generation_from_the_next_write()
 
 #[test]
 fn a_truncation_of_a_file_that_was_only_read_gives_it_to_nobody() {
-    on_a_volume(async |bench| {
-        let target = bench.target().await;
-        let work = TargetWork::new(&target);
+    on_a_target(async |bench, target, work| {
         // A hole of a file of which nothing is here.
         assert_eq!(fills(&target, chunk_key(2, 1)).await[..1], [0]);
         work.owe(file(2), cut(5, 0));
@@ -182,9 +179,7 @@ fn a_truncation_of_a_file_that_was_only_read_gives_it_to_nobody() {
 
 #[test]
 fn a_change_of_the_owner_waits_for_a_truncation() {
-    on_a_volume(async |bench| {
-        let target = bench.target().await;
-        let work = TargetWork::new(&target);
+    on_a_target(async |bench, target, work| {
         write(&target, chunk_key(2, 0), 0, &[1, 1]).await;
         target.commit(file(2), false).await.unwrap();
         let hold = work.hold(file(2)).await;
@@ -205,9 +200,7 @@ fn a_change_of_the_owner_waits_for_a_truncation() {
 /// truncation left it out.
 #[test]
 fn a_truncation_finds_a_chunk_whose_first_row_is_on_its_way() {
-    on_a_volume(async |bench| {
-        let target = bench.target().await;
-        let work = TargetWork::new(&target);
+    on_a_target(async |bench, target, work| {
         for index in 0..3 {
             write(&target, chunk_key(2, index), 0, &[1, 1]).await;
         }

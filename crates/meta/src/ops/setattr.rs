@@ -386,7 +386,7 @@ pub(crate) fn stat_fs(parts: &Parts) -> Vec<u8> {
     StatFsReply {
         total_blocks: space.total_blocks,
         free_blocks: space.free_blocks,
-        available_blocks: space.free_blocks.saturating_sub(space.headroom_blocks),
+        available_blocks: space.available_blocks(),
         inodes: rows.used_bytes / INODE_BYTES + free_inodes,
         free_inodes,
     }

@@ -569,6 +569,16 @@ impl Lineage {
     }
 }
 
+impl Work {
+    /// The inode that it is about; none for work on a branch.
+    pub(crate) fn ino(&self) -> Option<Ino> {
+        match *self {
+            Self::Truncate { ino, .. } | Self::Remove { ino, .. } | Self::Own { ino, .. } => Some(ino),
+            Self::DropBranch => None,
+        }
+    }
+}
+
 impl Queued {
     fn put(&self, enc: &mut Enc) {
         enc.u64(self.branch.0).u64(self.sequence);

@@ -7,7 +7,6 @@ use super::trace::Trace;
 use super::{Diagnosis, Field, Fix, Stage};
 use crate::inode::FileKind;
 use crate::rows::decode_queued;
-use crate::rows::reserved::Work;
 use penstock_base::{BLOCK_BYTES, DecodeError, Finding, FindingKind as Kind, Ino, TargetId, hex};
 use penstock_chunk::copies::is_copy;
 use penstock_chunk::{Owned, TargetCheck};
@@ -71,10 +70,7 @@ impl Diagnosis {
         self.enter(Stage::Inodes);
         match decode_queued(key, value) {
             Ok((_, queued)) => {
-                let ino = match queued.work {
-                    Work::Truncate { ino, .. } | Work::Remove { ino, .. } | Work::Own { ino, .. } => ino,
-                    Work::DropBranch => return,
-                };
+                let Some(ino) = queued.work.ino() else { return };
                 let owing = queued.targets.iter().map(|target| (ino, TargetId(*target)));
                 self.others.owing.extend(owing);
             }

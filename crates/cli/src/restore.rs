@@ -1,5 +1,5 @@
-//! `fs check --repair --map`: makes the key-value store of a stopped instance anew from its last copy of the
-//! map, and repairs the file system.
+//! `fs check --repair --map`: makes lost key-value stores of a stopped instance anew from their last copies
+//! of the map, and repairs the file system.
 
 use crate::folder::{Folder, named};
 use crate::given::{Given, GivenDrives};
@@ -8,8 +8,8 @@ use crate::up::{Found, open_store, raise_descriptors, wait_for_locks};
 use anyhow::{Context, Result, anyhow, bail};
 use penstock_base::Env;
 use penstock_node::{
-    Consent, EventFiles, EventKind, FileOwnership, FsCheckReport, Lacking, MapRestoreReport, Newer, Restore,
-    Severity, StartError, StoreFile, replace_private_file,
+    Consent, EventFiles, EventKind, FileOwnership, FsCheckReport, Lacking, MapRestoreReport, Newer, Node,
+    Restore, Severity, StartError, StoreFile, replace_private_file,
 };
 use penstock_worker::{Worker, block_on};
 use std::path::PathBuf;
@@ -70,11 +70,12 @@ pub fn restore(
             Err(error) => error,
         };
         match error.downcast_ref() {
-            Some(StartError::Unconfirmed { why, copy, preview }) if asked_for < MOST_QUESTIONS => {
+            Some(StartError::Unconfirmed { why, copies, previews }) if asked_for < MOST_QUESTIONS => {
                 asked_for += 1;
                 let back = format!(
-                    "the store in {} is set back to that copy, and the file system is repaired",
-                    folder.path.display()
+                    "the store in {} is set back to {}, and the file system is repaired",
+                    folder.path.display(),
+                    if previews.len() == 1 { "that copy" } else { "these copies" }
                 );
                 let asked = !yes && confirm(&format!("{why}\n{back}"))?;
                 if !yes && !asked {
@@ -83,14 +84,14 @@ pub fn restore(
                 if yes {
                     note!("{why}");
                 }
-                keep(&folder, &serde_json::json!({ "restored": preview }))?;
-                tried = go(Consent::To(*copy), asked || force);
+                keep(&folder, &serde_json::json!({ "restored": with_earlier(&folder, previews) }))?;
+                tried = go(Consent::To(*copies), asked || force);
             }
             _ => return Err(error),
         }
     };
     print(json, &report, show::check)?;
-    if report.restored.is_some() {
+    if !report.restored.is_empty() {
         keep(&folder, &report)?;
         note!("the list of files is in {}", folder.path.join(KEPT).display());
     }
@@ -103,22 +104,49 @@ fn keep(folder: &Folder, report: &impl serde::Serialize) -> Result<()> {
     replace_private_file(&path, &bytes).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// The report of a restore that was interrupted before its repair; none if there is none.
-fn kept(folder: &Folder) -> Result<Option<MapRestoreReport>> {
+/// The reports of restores that were interrupted before their repair, by target.
+fn kept(folder: &Folder) -> Result<Vec<MapRestoreReport>> {
     #[derive(serde::Deserialize)]
     struct Kept {
-        restored: MapRestoreReport,
+        restored: Vec<MapRestoreReport>,
     }
     let path = folder.path.join(KEPT);
     match std::fs::read(&path) {
         Ok(bytes) => {
             let kept: Kept = serde_json::from_slice(&bytes)
                 .with_context(|| format!("{} cannot be understood", path.display()))?;
-            Ok(Some(kept.restored))
+            Ok(kept.restored)
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error).with_context(|| format!("{} cannot be read", path.display())),
     }
+}
+
+/// These reports, and those in the folder of other targets.
+fn with_earlier(folder: &Folder, reports: &[MapRestoreReport]) -> Vec<MapRestoreReport> {
+    let mut all = kept(folder).unwrap_or_else(|error| {
+        note!("an earlier list of files is lost: {error:#}");
+        Vec::new()
+    });
+    all.retain(|earlier| reports.iter().all(|report| report.target != earlier.target));
+    all.extend_from_slice(reports);
+    all.sort_by_key(|report| report.target);
+    all
+}
+
+/// The reports in the folder of the restores that are to be repaired, and were made before this start.
+fn earlier(folder: &Folder, node: &Node) -> Vec<MapRestoreReport> {
+    let kept = with_earlier(folder, &[]);
+    let mut earlier = Vec::new();
+    for (target, newest) in node.restored_earlier() {
+        let of_this =
+            |report: &&MapRestoreReport| report.target == target.0 && newest.as_ref() == Some(&report.copy);
+        match kept.iter().find(of_this) {
+            Some(report) => earlier.push(report.clone()),
+            None => note!("the list of changed files of target {target} is not in this folder"),
+        }
+    }
+    earlier
 }
 
 async fn run(
@@ -141,29 +169,19 @@ async fn run(
     if !is_recorded {
         StoreFile::of(node.drive_set()).save(&folder.path).map_err(|why| anyhow!(why))?;
     }
-    let earlier = match node.restored().await? {
-        Some(restored) => {
-            keep(folder, &serde_json::json!({ "restored": restored }))?;
-            None
-        }
-        // An earlier restore, whose repair was interrupted.
-        None => {
-            let earlier = kept(folder).unwrap_or_else(|error| {
-                note!("the list of files is lost: {error:#}");
-                None
-            });
-            let is_of_this =
-                earlier.as_ref().map(|earlier| node.map_copies().newest() == Some(earlier.copy.clone()));
-            if is_of_this != Some(true) {
-                note!("the list of changed files is not in this folder");
-            }
-            earlier.filter(|_| is_of_this == Some(true))
-        }
-    };
+    let earlier = earlier(folder, &node);
+    let restored = node.restored().await?;
+    if !restored.is_empty() {
+        let reports: Vec<MapRestoreReport> = [&restored[..], &earlier].concat();
+        keep(folder, &serde_json::json!({ "restored": reports }))?;
+    }
     note!("the rows are restored; repairing the file system");
     let mut repaired = node.repair_fs().await;
-    if let (Ok(report), Some(earlier)) = (&mut repaired, earlier) {
-        report.restored = Some(node.with_paths(earlier).await?);
+    if let Ok(report) = &mut repaired {
+        for earlier in earlier {
+            report.restored.push(node.with_paths(earlier).await?);
+        }
+        report.restored.sort_by_key(|report| report.target);
     }
     let closed = node.close().await;
     if closed.is_ok() {

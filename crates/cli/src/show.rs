@@ -497,12 +497,16 @@ pub fn map_copy(copy: &MapCopyReport) {
 }
 
 /// Lists what a restore has done.
-fn restored(restored: &MapRestoreReport) {
+fn restored(restored: &MapRestoreReport, is_one_of_several: bool) {
     let paths = |file: &FileReport| match file.paths.as_slice() {
         [] => format!("inode {}", file.inode),
         paths => paths.iter().map(|path| printable(path)).collect::<Vec<_>>().join(", "),
     };
-    println!("RESTORED {} rows, as of {}", restored.rows, time(restored.copy.created_ns));
+    let of_target = match is_one_of_several {
+        true => format!(" of target {}", restored.target),
+        false => String::new(),
+    };
+    println!("RESTORED {} rows{of_target}, as of {}", restored.rows, time(restored.copy.created_ns));
     for file in &restored.listed_files {
         let what = match restored.changed_kept {
             true => "may show data that was written since, also that of others",
@@ -583,7 +587,8 @@ fn findings(title: &str, report: &FindingsReport) {
 }
 
 pub fn check(check: &FsCheckReport) {
-    check.restored.iter().for_each(restored);
+    let is_one_of_several = check.restored.iter().any(|restored| restored.target > 0);
+    check.restored.iter().for_each(|report| restored(report, is_one_of_several));
     println!(
         "{} inodes, {} names, {} chunks, {} blocks; {} removed files wait, {} blocks lie behind the end of their file",
         check.inodes, check.names, check.chunks, check.blocks, check.removed_files, check.blocks_beyond_end
@@ -600,7 +605,7 @@ pub fn check(check: &FsCheckReport) {
         };
     };
     // A restored store lacks all that only counts.
-    if check.restored.is_none() {
+    if check.restored.is_empty() {
         findings("FOUND", &repair.before);
     }
     repair.mended.iter().for_each(|(kind, count)| println!("MENDED   {count} {kind}"));

@@ -181,6 +181,11 @@ impl Elsewhere {
         self.home
     }
 
+    /// Number of targets.
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
     /// True if the store has several targets.
     pub(crate) fn are_several(&self) -> bool {
         self.count > 1
@@ -213,7 +218,7 @@ impl Elsewhere {
 
     /// The targets of a file; none if its layout fits no map, which a check finds.
     pub(crate) fn spread_of(&self, layout: &Layout) -> Option<Spread> {
-        Spread::new(TargetId(layout.first), layout.count, layout.turn, self.count)
+        layout.spread(self.count)
     }
 
     /// The other targets that may have something of a file, ascending.

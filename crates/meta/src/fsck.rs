@@ -123,15 +123,17 @@ pub(crate) struct Fsck<'a> {
     chunks: chunk::Fsck<'a>,
     /// The targets of other stacks that serve.
     others: Vec<(TargetId, chunk::Fsck<'a>)>,
+    /// Number of targets of the store.
+    count: u32,
     progress: Underway<'a>,
 }
 
 impl<'a> Fsck<'a> {
     /// A check, or with `repair` a repair. `targets` store the chunks: that of the names' own stack, and
-    /// those of others that serve.
+    /// those of others that serve, of so many in the store.
     pub(crate) fn begin(
         turn: &'a Turn<'a>,
-        targets: Targets<'a>,
+        (targets, count): (Targets<'a>, u32),
         quiet: &'a Quiet<'_>,
         progress: &'a Progress,
         repair: bool,
@@ -139,7 +141,8 @@ impl<'a> Fsck<'a> {
         assert!(quiet.is_of(turn.gate()), "names and chunks share one gate");
         let Targets { home, others } = targets;
         let others = others.iter().map(|target| (target.config().id, target.fsck(quiet))).collect();
-        Self { turn, target: home, chunks: home.fsck(quiet), others, progress: progress.begin(repair) }
+        let (chunks, progress) = (home.fsck(quiet), progress.begin(repair));
+        Self { turn, target: home, chunks, others, count, progress }
     }
 
     fn chunk_blocks(&self) -> u32 {

@@ -1,6 +1,6 @@
 //! Inodes and their rows. Format: docs/format/kv.md.
 
-use penstock_base::{Dec, DecodeError, Enc, Ino};
+use penstock_base::{Dec, DecodeError, Enc, Ino, Spread, TargetId};
 use penstock_chunk::Owner;
 use penstock_wire::metadata::{Attr, FileLayout, Time, set_id_bits};
 
@@ -82,6 +82,11 @@ impl Layout {
         Self { count: 0, turn: DEFAULT_TURN, ..Self::of_one_target(chunk_blocks) }
     }
 
+    /// The targets of a file in a store with so many; none if it fits none.
+    pub(crate) fn spread(&self, targets: u32) -> Option<Spread> {
+        Spread::new(TargetId(self.first), self.count, self.turn, targets)
+    }
+
     /// As sent to clients; none for the first target alone.
     fn told(&self) -> Option<FileLayout> {
         let Self { pool, map_version, first, count, turn, replicas, .. } = *self;
@@ -153,6 +158,12 @@ pub struct Inode {
 }
 
 impl Inode {
+    /// All chunks of the file are on one target of another stack than that of the names.
+    pub(crate) fn set_only_target(&mut self, target: TargetId) {
+        self.layout = Layout { first: target.0, ..Layout::of_one_target(self.layout.chunk_blocks) };
+        self.is_spread = true;
+    }
+
     /// Type of the inode.
     pub fn kind(&self) -> FileKind {
         match self.mode & TYPE_MASK {

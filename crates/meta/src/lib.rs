@@ -50,8 +50,8 @@ pub use fsck::{CheckProgress, MetaCheck, Repair, Targets};
 pub use inode::{Data, FileKind, Inode, Layout};
 pub use ops::layout::{LayoutInfo, WantedLayout};
 pub use parts::InUse;
-pub use restore::{RestoredNames, is_copied};
-pub use store::{NewStore, check_store, open_store};
+pub use restore::{RestoredNames, is_copied, number_of_newer, reserve_for_newer, reserved_inodes};
+pub use store::{NewStore, check_store, open_store, set_repaired};
 pub use target::{FsInfo, MetaTarget};
 
 /// Longest file name, in bytes.

@@ -3,18 +3,28 @@
 //! Sessions and stored results are not copied: every session ends with the store that is lost. Numbers that
 //! were given since the copy must not be given again, and are not known: as many as nobody gives in the time
 //! between two copies are left out.
+//!
+//! A stack without names has no row of the file system. The file of its newer blocks gets a number that the
+//! stack with the names has reserved durably before ([`reserve_for_newer`]).
 
+use crate::error::MetaError;
+use crate::names::INO_RUN;
 use crate::rows::{FsRow, Home, StoreRow, fs_key, store_key};
-use crate::{LAST_INO, ROOT};
-use penstock_base::{DecodeError, Ino};
+use crate::{LAST_INO, ROOT, store};
+use penstock_base::{DecodeError, Ino, TargetId};
 use penstock_chunk::copies::Names;
-use penstock_kv::WriteSet;
+use penstock_kv::{Kv, WriteSet};
 use penstock_session::rows::{LAST_SESSION, all_results, all_sessions};
 
 /// Inode numbers that are left out.
 const INODES_SINCE: u64 = 1 << 32;
 /// Numbers of sessions that are left out.
 const SESSIONS_SINCE: u64 = 1 << 32;
+/// Numbers in the queue of work that are left out: each opening since may have left out 2^32 of them.
+const QUEUED_SINCE: u64 = 1 << 48;
+/// Inode numbers that are reserved for the files of newer blocks: many more than there are targets, so that
+/// no opening takes these files for new ones that a crash has lost.
+const FOR_NEWER: u64 = 16 * INO_RUN;
 
 /// True for a row that a copy has.
 pub fn is_copied(key: &[u8]) -> bool {
@@ -26,14 +36,17 @@ pub fn is_copied(key: &[u8]) -> bool {
 pub struct RestoredNames {
     home: Home,
     kept_stripes: u16,
+    /// The number of the file of newer blocks in a stack without names.
+    newer: Ino,
     store: Option<StoreRow>,
     fs: Option<FsRow>,
 }
 
 impl RestoredNames {
-    /// Those of a store on these arrays, whose target does not use so many stripes.
-    pub fn new(home: Home, kept_stripes: u16) -> Self {
-        Self { home, kept_stripes, store: None, fs: None }
+    /// Those of a store on these arrays, whose target does not use so many stripes. `newer` is the number of
+    /// the file of newer blocks in a stack without names ([`number_of_newer`]).
+    pub fn new(home: Home, kept_stripes: u16, newer: Ino) -> Self {
+        Self { home, kept_stripes, newer, store: None, fs: None }
     }
 
     /// The highest number that counts as given.
@@ -41,10 +54,41 @@ impl RestoredNames {
         (fs.reserved_ino + INODES_SINCE).min(LAST_INO.0)
     }
 
-    fn rows(&self) -> Result<(&StoreRow, &FsRow), DecodeError> {
+    /// The rows by which a start knows the store.
+    fn rows(&self) -> Result<(&StoreRow, Option<&FsRow>), DecodeError> {
         let why = "without the row of the store, or that of the file system";
-        self.store.as_ref().zip(self.fs.as_ref()).ok_or(DecodeError::Bad { what: "copy of the map", why })
+        let has_all = self.fs.is_some() == self.home.has_names();
+        let store = self.store.as_ref().filter(|_| has_all);
+        Ok((store.ok_or(DecodeError::Bad { what: "copy of the map", why })?, self.fs.as_ref()))
     }
+}
+
+/// The number of the file that gets the newer blocks of a target without names, with inode numbers reserved
+/// up to `reserved` by the stack with the names.
+pub fn number_of_newer(reserved: u64, target: TargetId) -> Ino {
+    Ino(reserved + 1 + u64::from(target.0))
+}
+
+/// The highest inode number that the store with the names has reserved.
+pub async fn reserved_inodes(kv: &dyn Kv) -> Result<u64, MetaError> {
+    let row = kv.get(fs_key()).await?.ok_or(store::LACKING)?;
+    Ok(FsRow::decode(&row)?.reserved_ino)
+}
+
+/// Reserves numbers for the files of newer blocks of all targets, durably, in the store with the names.
+/// Returns what was reserved before, for [`number_of_newer`].
+pub async fn reserve_for_newer(kv: &dyn Kv) -> Result<u64, MetaError> {
+    let row = kv.get(fs_key()).await?.ok_or(store::LACKING)?;
+    let fs = FsRow::decode(&row)?;
+    let reserved = fs.reserved_ino;
+    if !(ROOT.0..=LAST_INO.0 - FOR_NEWER).contains(&reserved) {
+        let why = "no inode numbers are left";
+        return Err(DecodeError::Bad { what: "row of the file system", why }.into());
+    }
+    let mut writes = WriteSet::new();
+    writes.put(fs_key(), FsRow { reserved_ino: reserved + FOR_NEWER, ..fs }.encode()).reclaims();
+    kv.commit_durable(writes).await?;
+    Ok(reserved)
 }
 
 impl Names for RestoredNames {
@@ -70,19 +114,26 @@ impl Names for RestoredNames {
 
     fn number(&self) -> Result<Ino, DecodeError> {
         // Rows that were copied later may have numbers behind the ones that were reserved first.
-        Ok(Ino(Self::reserved(self.rows()?.1)))
+        Ok(self.rows()?.1.map_or(self.newer, |fs| Ino(Self::reserved(fs))))
     }
 
     fn last(&self) -> Result<WriteSet, DecodeError> {
         let (store, fs) = self.rows()?;
-        let fs = FsRow {
-            reserved_ino: Self::reserved(fs),
-            last_session: (fs.last_session + SESSIONS_SINCE).min(LAST_SESSION),
-            ..fs.clone()
-        };
         let mut writes = WriteSet::new();
-        let store = StoreRow { is_unrepaired: true, ..store.clone() };
-        writes.put(store_key(), store.encode()).put(fs_key(), fs.encode());
+        writes.put(store_key(), StoreRow { is_unrepaired: true, ..store.clone() }.encode());
+        if let Some(fs) = fs {
+            let last_queued = match self.home.is_one_of_several {
+                true => fs.last_queued.saturating_add(QUEUED_SINCE),
+                false => fs.last_queued,
+            };
+            let fs = FsRow {
+                reserved_ino: Self::reserved(fs),
+                last_session: (fs.last_session + SESSIONS_SINCE).min(LAST_SESSION),
+                last_queued,
+                ..fs.clone()
+            };
+            writes.put(fs_key(), fs.encode());
+        }
         Ok(writes)
     }
 }
@@ -91,7 +142,7 @@ impl Names for RestoredNames {
 mod tests {
     use super::*;
     use crate::rows::inode_key;
-    use penstock_base::{ArrayId, Id128};
+    use penstock_base::{ArrayId, Id128, StackNo};
 
     #[test]
     fn numbers_go_on_behind_those_that_may_have_been_given() {
@@ -107,7 +158,7 @@ mod tests {
         };
         let home = Home { data: ArrayId(Id128([3; 16])), ..Home::default() };
         let store = StoreRow { home, kept_stripes: 2, ..StoreRow::default() };
-        let mut names = RestoredNames::new(home, 2);
+        let mut names = RestoredNames::new(home, 2, Ino(0));
         assert!(names.number().is_err() && names.last().is_err());
         assert_eq!(names.row(&store_key(), &store.encode()), Ok(None));
         assert!(names.last().is_err());
@@ -127,12 +178,26 @@ mod tests {
         let none = FsRow { reserved_ino: LAST_INO.0, ..fs };
         assert!(names.row(&fs_key(), &none.encode()).is_err());
         for (home, kept_stripes) in [(Home::default(), 2), (home, 4)] {
-            let foreign = RestoredNames::new(home, kept_stripes).row(&store_key(), &store.encode());
+            let foreign = RestoredNames::new(home, kept_stripes, Ino(0)).row(&store_key(), &store.encode());
             assert!(foreign.unwrap_err().to_string().contains("of other arrays"));
         }
         for key in [all_results().0, all_sessions().0] {
             assert!(!is_copied(&key), "{key:?}");
         }
         assert!(is_copied(&store_key()) && is_copied(&[0x20]));
+    }
+
+    #[test]
+    fn a_stack_without_names_needs_no_row_of_the_file_system() {
+        let home =
+            Home { stack: StackNo(1), target: TargetId(1), is_one_of_several: true, ..Home::default() };
+        let store = StoreRow { features: home.features(), home, kept_stripes: 2, ..StoreRow::default() };
+        let mut names = RestoredNames::new(home, 2, number_of_newer(9000, TargetId(1)));
+        assert!(names.number().is_err() && names.last().is_err());
+        assert_eq!(names.row(&store_key(), &store.encode()), Ok(None));
+        assert_eq!(names.number(), Ok(Ino(9002)));
+        let rows: Vec<_> =
+            names.last().unwrap().changes().map(|(_, value)| value.unwrap().to_vec()).collect();
+        assert_eq!(rows, [StoreRow { is_unrepaired: true, ..store }.encode()]);
     }
 }

@@ -76,6 +76,18 @@ pub async fn open_store(kv: &dyn Kv, new: NewStore<'_>) -> Result<(), MetaError>
     Ok(kv.commit_durable(writes).await?)
 }
 
+/// Records that a restored store was repaired.
+pub async fn set_repaired(kv: &dyn Kv) -> Result<(), MetaError> {
+    let Some(row) = kv.get(store_key()).await? else { return Err(LACKING.into()) };
+    let store = StoreRow::decode(&row)?;
+    if !store.is_unrepaired {
+        return Ok(());
+    }
+    let mut writes = WriteSet::new();
+    writes.put(store_key(), StoreRow { is_unrepaired: false, ..store }.encode()).reclaims();
+    Ok(kv.commit_durable(writes).await?)
+}
+
 /// True if a store has a row.
 pub(crate) async fn has_rows(kv: &dyn Kv) -> Result<bool, MetaError> {
     Ok(!kv.keys(Vec::new(), vec![0xff; 16], 1).await?.is_empty())

@@ -187,6 +187,7 @@ impl MetaTarget {
             }
         }
         let quiet = turn.gate().quiesce().await;
+        let targets = (targets, self.parts.elsewhere.count());
         Fsck::begin(&turn, targets, &quiet, &self.progress, false).check().await
     }
 
@@ -210,25 +211,12 @@ impl MetaTarget {
             }
         }
         let quiet = turn.gate().quiesce().await;
+        let targets = (targets, self.parts.elsewhere.count());
         let result = Fsck::begin(&turn, targets, &quiet, &self.progress, true).repair().await;
         reaper::queue_removed(&self.parts).await?;
         self.parts.removed.borrow_mut().retry_all();
         self.parts.wake_reaper();
         result
-    }
-
-    /// Records that a restored file system was repaired.
-    pub async fn set_repaired(&self) -> Result<(), MetaError> {
-        let kv = self.parts.names.kv();
-        let Some(row) = kv.get(store_key()).await? else { return Err(store::LACKING.into()) };
-        let store = StoreRow::decode(&row)?;
-        if !store.is_unrepaired {
-            return Ok(());
-        }
-        let mut writes = WriteSet::new();
-        let store = StoreRow { is_unrepaired: false, ..store };
-        writes.put(store_key(), store.encode()).reclaims();
-        Ok(kv.commit_durable(writes).await?)
     }
 
     /// Progress of a running check or repair; none if none runs.

@@ -14,10 +14,10 @@ pub enum StartError {
     Unconfirmed {
         /// Why it is necessary, and what may be lost by it.
         why: String,
-        /// The random number of the copy that would be used.
-        copy: u64,
-        /// Its report, had it been done. Files have no paths yet.
-        preview: Box<MapRestoreReport>,
+        /// A number that names the copies that would be used.
+        copies: u64,
+        /// The report for each target, had it been done. Files have no paths yet.
+        previews: Vec<MapRestoreReport>,
     },
     /// No drive of a store was found.
     #[error("no drive of a store was found: {0}")]

@@ -10,14 +10,15 @@ use crate::map_copies::{listed_in, restore_report};
 use crate::node::Node;
 use crate::report::{
     DamagedFile, DamagedRange, DamagedReport, FileReport, FindingReport, FindingsReport, FsCheckProgress,
-    FsCheckReport, FsRepairReport, MapRestoreReport,
+    FsCheckReport, FsRepairReport, MapCopyReport, MapRestoreReport,
 };
+use crate::stack::Stack;
 use penstock_array::format::descriptor::Role;
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, FindingKind, Ino};
+use penstock_base::{BLOCK_BYTES, FindingKind, Ino, TargetId};
 use penstock_chunk::Target;
 use penstock_chunk::copies::is_copy;
-use penstock_meta::{MetaCheck, MetaError, Targets};
+use penstock_meta::{MetaCheck, MetaError, Targets, set_repaired};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -55,7 +56,7 @@ fn report(check: &MetaCheck, repair: Option<FsRepairReport>) -> FsCheckReport {
         blocks_beyond_end: check.blocks_beyond_end,
         now: findings(check),
         repair,
-        restored: None,
+        restored: Vec::new(),
     }
 }
 
@@ -94,7 +95,9 @@ impl Node {
         };
         // A write to one owner of a block would show in the other.
         if repair.after.findings.count(FindingKind::DoubleOwnedBlock) == 0 {
-            scoped(self.meta.set_repaired()).await?;
+            for stack in self.stacks.iter().rev() {
+                scoped(set_repaired(&*stack.kv)).await?;
+            }
         }
         let mut report = report(&repair.after, Some(done));
         report.restored = self.restored().await?;
@@ -108,12 +111,22 @@ impl Node {
         Ok(report)
     }
 
-    /// The report of the restore that this start was; none if it was none.
-    pub async fn restored(&self) -> Result<Option<MapRestoreReport>, AdminError> {
-        let restored = self.restored.borrow().clone();
-        let Some(restored) = restored else { return Ok(None) };
-        let paths = self.meta.find_paths(&listed_in(&restored)).await?;
-        Ok(Some(restore_report(&restored, paths)))
+    /// The reports of the restores that this start has made, by target.
+    pub async fn restored(&self) -> Result<Vec<MapRestoreReport>, AdminError> {
+        let mut reports = Vec::new();
+        for (target, restored) in &self.restores.now {
+            let paths = self.meta.find_paths(&listed_in(restored)).await?;
+            reports.push(restore_report(*target, restored, paths));
+        }
+        Ok(reports)
+    }
+
+    /// The targets that an earlier restore has made anew and nobody had repaired at this start, with the
+    /// newest copy of the map of each.
+    pub fn restored_earlier(&self) -> Vec<(TargetId, Option<MapCopyReport>)> {
+        let earlier = |stack: &&Stack| self.restores.earlier.contains(&stack.target_id());
+        let newest = |stack: &Stack| (stack.target_id(), stack.copies.newest());
+        self.stacks.iter().filter(earlier).map(newest).collect()
     }
 
     /// An earlier report of a restore with the paths that its files have now.

@@ -3,14 +3,14 @@
 mod restore;
 
 pub use restore::{Consent, Restore};
-pub(crate) use restore::{restore_rows, with_copy};
+pub(crate) use restore::{Opened, Restorable, Restoring, with_copy};
 
 use crate::error::AdminError;
 use crate::event::{EventKind, Severity};
 use crate::events::Events;
 use crate::report::{FileReport, MapCopyReport, MapRestoreReport};
 use penstock_base::rank::scoped;
-use penstock_base::{Env, Ino};
+use penstock_base::{Env, Ino, TargetId};
 use penstock_chunk::copies::{Anchor, Copies, Newer, Restored};
 use penstock_meta::{MetaError, is_copied};
 use std::cell::Cell;
@@ -121,10 +121,35 @@ impl MapCopies {
     }
 }
 
-/// The report of a restore; `paths` has the paths of files.
-pub(crate) fn restore_report(restored: &Restored, mut paths: BTreeMap<Ino, Vec<String>>) -> MapRestoreReport {
+/// The restores that a repair belongs to.
+#[derive(Default)]
+pub(crate) struct Restores {
+    /// Those of this start, by target.
+    pub(crate) now: Vec<(TargetId, Restored)>,
+    /// Targets that an earlier one made anew, and nobody has repaired.
+    pub(crate) earlier: Vec<TargetId>,
+}
+
+impl Restores {
+    /// Adds a target that was opened.
+    pub(crate) fn add(&mut self, target: TargetId, now: Option<Restored>, is_unrepaired: bool) {
+        match now {
+            Some(restored) => self.now.push((target, restored)),
+            None if is_unrepaired => self.earlier.push(target),
+            None => {}
+        }
+    }
+}
+
+/// The report of the restore of a target; `paths` has the paths of files.
+pub(crate) fn restore_report(
+    target: TargetId,
+    restored: &Restored,
+    mut paths: BTreeMap<Ino, Vec<String>>,
+) -> MapRestoreReport {
     let mut file = |ino: Ino| FileReport { inode: ino.0, paths: paths.remove(&ino).unwrap_or_default() };
     MapRestoreReport {
+        target: target.0,
         copy: report_of(&restored.copy),
         rows: restored.rows,
         newer_blocks: restored.newer_blocks,

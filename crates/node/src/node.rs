@@ -10,18 +10,18 @@ use crate::events::Events;
 use crate::fullness::Warnings;
 use crate::keeper::Keeper;
 use crate::latency::{ServiceLatency, SlowDrives};
-use crate::map_copies::MapCopies;
+use crate::map_copies::{MapCopies, Restores};
 use crate::pool_settings::{AllSettings, PoolChange};
 use crate::report::{MapCopyReport, PoolReport, ScrubSummary, SpaceReport};
 use crate::scrubs::Scrubs;
-use crate::stack::{Absent, Stack};
+use crate::stack::Stack;
+use crate::stack_arrays::Absent;
 use futures_util::future::join_all;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayState};
 use penstock_base::rank::scoped;
 use penstock_base::{Env, StackNo, StoreId, TargetId};
 use penstock_chunk::SpaceUsage;
-use penstock_chunk::copies::Restored;
 use penstock_drive::DriveHandle;
 use penstock_kv::{Kv, Usage};
 use penstock_meta::MetaTarget;
@@ -44,8 +44,8 @@ pub struct Node {
     pub(crate) stacks: Vec<Stack>,
     /// The stacks that do not.
     pub(crate) absent: Vec<Absent>,
-    /// The restore that this start was, if it was one.
-    pub(crate) restored: RefCell<Option<Restored>>,
+    /// The restores that this start has made or found.
+    pub(crate) restores: Restores,
     /// The sessions of all clients.
     pub(crate) clients: Rc<Clients>,
     pub(crate) meta: Rc<MetaTarget>,
@@ -71,7 +71,7 @@ pub(crate) struct Assembly {
     pub(crate) stacks: Vec<Stack>,
     pub(crate) absent: Vec<Absent>,
     pub(crate) serving: Rc<RwLock<()>>,
-    pub(crate) restored: Option<Restored>,
+    pub(crate) restores: Restores,
     pub(crate) meta: Rc<MetaTarget>,
     pub(crate) events: Rc<Events>,
     pub(crate) scrubs: Rc<Scrubs>,
@@ -79,7 +79,7 @@ pub(crate) struct Assembly {
 
 impl Node {
     pub(crate) fn new(env: &Env, parts: Assembly) -> Rc<Self> {
-        let Assembly { drives, stacks, absent, serving, restored, meta, events, scrubs } = parts;
+        let Assembly { drives, stacks, absent, serving, restores, meta, events, scrubs } = parts;
         let numbers = || stacks.iter().map(Stack::number);
         assert_eq!(numbers().next(), Some(StackNo::FIRST), "the stack with the names serves");
         assert!(
@@ -91,7 +91,7 @@ impl Node {
             stacks,
             absent,
             clients: meta.clients().clone(),
-            restored: RefCell::new(restored),
+            restores,
             meta,
             events,
             scrubs,

@@ -372,6 +372,8 @@ pub struct MapCopyReport {
 /// The outcome of a restore from a copy of the map.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapRestoreReport {
+    /// The number of the target whose rows were restored.
+    pub target: u32,
     pub copy: MapCopyReport,
     pub rows: u64,
     /// Blocks of 4 KiB that were written since the copy was made.
@@ -423,8 +425,8 @@ pub struct FsCheckReport {
     /// Result of the repair; none for a check.
     pub repair: Option<FsRepairReport>,
     /// Result of the restore before the repair; none without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub restored: Option<MapRestoreReport>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restored: Vec<MapRestoreReport>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -10,7 +10,8 @@ use crate::report::{
     ArrayReport, DriveReport, FsReport, JobReport, LatencyReport, LayoutReport, MemberReport, PoolReport,
     SessionDetails, SessionReport, StackReport, StatusReport,
 };
-use crate::stack::{Absent, Stack};
+use crate::stack::Stack;
+use crate::stack_arrays::Absent;
 use crate::watch;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayState, JobProgress};

@@ -1,7 +1,8 @@
 //! The services of a node behind one transport.
 
 use crate::node::Node;
-use crate::stack::{Absent, Stack};
+use crate::stack::Stack;
+use crate::stack_arrays::Absent;
 use penstock_base::rank::scoped;
 use penstock_base::{Branch, Class, ErrorKind, Ino, IoContext, LocalBoxFuture, TargetId};
 use penstock_chunk::{FileUse, FileUses};

@@ -5,12 +5,12 @@
 
 use crate::error::StartError;
 use crate::events::Events;
-use crate::map_copies::{MapCopies, Restore, restore_rows, with_copy};
+use crate::map_copies::{MapCopies, with_copy};
 use crate::stack_arrays::StackArrays;
 use penstock_array::Volume;
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::{DecodeError, Env, Gate, StackNo, TargetId};
-use penstock_chunk::copies::{Copies, Restored, anchor_stripes};
+use penstock_chunk::copies::{Copies, anchor_stripes};
 use penstock_chunk::{Service, Target, TargetConfig, TargetWork};
 use penstock_kv::{AheadKv, Kv, Mode};
 use penstock_meta::rows::Home;
@@ -20,15 +20,6 @@ use tokio::sync::RwLock;
 
 /// The name of the file system.
 const FS_NAME: &str = "main";
-
-/// A stack that does not serve.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Absent {
-    /// Its number.
-    pub(crate) number: StackNo,
-    /// The reason.
-    pub(crate) why: String,
-}
 
 /// A stack that serves.
 pub(crate) struct Stack {
@@ -47,7 +38,8 @@ pub(crate) struct HowToOpen<'a> {
     pub(crate) env: &'a Env,
     pub(crate) events: &'a Rc<Events>,
     pub(crate) mode: Mode,
-    pub(crate) restore: Option<Restore>,
+    /// Also opens a stack that was made anew and not repaired yet.
+    pub(crate) is_repair: bool,
     /// A number that changes with every start, the same for all targets of a store.
     pub(crate) generation: u64,
     /// Stacks of the store.
@@ -61,13 +53,15 @@ pub(crate) struct HowToOpen<'a> {
 /// A stack that was opened, with what else comes of that.
 pub(crate) struct OpenedStack {
     pub(crate) stack: Stack,
-    pub(crate) restored: Option<Restored>,
+    /// It was made anew from a copy of the map, now or before, and is not repaired yet.
+    pub(crate) is_unrepaired: bool,
     /// The parameters of its row, if it has none yet.
     pub(crate) new: NewStore<'static>,
 }
 
 impl HowToOpen<'_> {
-    fn home(&self, of_stack: &StackArrays) -> Home {
+    /// The arrays of a stack as the rows of its key-value store name them.
+    pub(crate) fn home(&self, of_stack: &StackArrays) -> Home {
         Home {
             pool: of_stack.data.pool(),
             data: of_stack.data.id(),
@@ -77,43 +71,34 @@ impl HowToOpen<'_> {
         }
     }
 
-    /// Opens key-value store and target. Nothing but the opening itself has changed anything if this fails.
-    pub(crate) async fn open(&self, of_stack: &StackArrays) -> Result<OpenedStack, StartError> {
-        let home = self.home(of_stack);
-        let (kv, restored) = match self.restore {
-            None => match of_stack.open_kv(self.env, self.mode).await {
-                Ok(kv) => (kv, None),
-                Err(error) => return Err(self.with_copy(error.into(), of_stack).await),
-            },
-            Some(restore) => restore_rows(self.env, of_stack, self.mode, home, restore).await?,
-        };
-        self.open_target(of_stack, home, &kv, restored).await.inspect_err(|_| kv.retire())
-    }
-
-    /// The error of a start whose rows cannot be read, with what can be done.
-    async fn with_copy(&self, error: StartError, of_stack: &StackArrays) -> StartError {
-        match self.stacks {
-            1 => with_copy(error, of_stack).await,
-            // They are not restored yet.
-            _ => error,
-        }
-    }
-
-    async fn open_target(
+    /// Opens the key-value store, if it is not open yet, and the target. Nothing but the opening itself has
+    /// changed anything if this fails.
+    pub(crate) async fn open(
         &self,
         of_stack: &StackArrays,
-        home: Home,
-        kv: &Rc<AheadKv>,
-        restored: Option<Restored>,
+        open: Option<Rc<AheadKv>>,
     ) -> Result<OpenedStack, StartError> {
+        let kv = match open {
+            Some(kv) => kv,
+            None => match of_stack.open_kv(self.env, self.mode).await {
+                Ok(kv) => kv,
+                Err(error) => return Err(with_copy(error.into(), of_stack).await),
+            },
+        };
+        self.open_target(of_stack, &kv).await.inspect_err(|_| kv.retire())
+    }
+
+    async fn open_target(&self, of_stack: &StackArrays, kv: &Rc<AheadKv>) -> Result<OpenedStack, StartError> {
+        let home = self.home(of_stack);
         let whole = Volume::whole(&of_stack.data);
         let (gate, shared): (Rc<Gate>, Rc<dyn Kv>) = (self.gate.clone(), kv.clone());
         // Nothing is changed for a later release.
         let row = match check_store(&*shared, home, || !whole.is_blank()).await {
             Ok(row) => row,
-            Err(error) => return Err(self.with_copy(error.into(), of_stack).await),
+            Err(error) => return Err(with_copy(error.into(), of_stack).await),
         };
-        if row.as_ref().is_some_and(|row| row.is_unrepaired) && self.restore.is_none() {
+        let is_unrepaired = row.as_ref().is_some_and(|row| row.is_unrepaired);
+        if is_unrepaired && !self.is_repair {
             return Err(StartError::Refused(
                 "the store was made anew from a copy of the map, and not repaired yet: `penstock fs check --repair --map` goes on".into(),
             ));
@@ -143,7 +128,7 @@ impl HowToOpen<'_> {
             target,
             copies,
         };
-        Ok(OpenedStack { stack, restored, new: NewStore { name: FS_NAME, home, kept_stripes } })
+        Ok(OpenedStack { stack, is_unrepaired, new: NewStore { name: FS_NAME, home, kept_stripes } })
     }
 }
 

@@ -1,4 +1,5 @@
-//! The two arrays of a stack, with the volumes and the key-value store on them.
+//! The two arrays of a stack, with the volumes and the key-value store on them, and stacks that do not have
+//! both.
 
 use crate::error::StartError;
 use penstock_array::{Array, Volume};
@@ -6,6 +7,15 @@ use penstock_base::{Env, StackNo};
 use penstock_chunk::copies::anchor_stripes;
 use penstock_kv::{AheadKv, KvError, Mode, RedbKv};
 use std::rc::Rc;
+
+/// A stack that does not serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Absent {
+    /// Its number.
+    pub(crate) number: StackNo,
+    /// The reason.
+    pub(crate) why: String,
+}
 
 /// The arrays of a stack.
 #[derive(Clone)]

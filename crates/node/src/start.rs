@@ -10,11 +10,11 @@ use crate::error::StartError;
 use crate::event::{EventKind, Severity};
 use crate::events::Events;
 use crate::holding::Holding;
-use crate::map_copies::Restore;
+use crate::map_copies::{self, Restorable, Restore, Restores, Restoring};
 use crate::node::{Assembly, Node};
 use crate::scrubs::Scrubs;
-use crate::stack::{Absent, HowToOpen, OpenedStack, Stack};
-use crate::stack_arrays::StackArrays;
+use crate::stack::{HowToOpen, OpenedStack, Stack};
+use crate::stack_arrays::{Absent, StackArrays};
 use crate::{leases, watch};
 use futures_util::future::join_all;
 use penstock_array::format::descriptor::{Descriptor, Role};
@@ -22,7 +22,6 @@ use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, read_label};
 use penstock_base::env::timeout;
 use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, PoolId, StackNo, StoreId};
-use penstock_chunk::copies::Restored;
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
 use penstock_kv::Mode;
@@ -284,11 +283,6 @@ impl Start {
         candidates.iter().filter_map(Candidate::problem).for_each(unused);
         let descriptors = newest_descriptors(&candidates)?;
         let stacks = check_pool(&candidates, &descriptors)?;
-        if restore.is_some() && stacks > 1 {
-            return Err(StartError::Refused(format!(
-                "the store has {stacks} targets, and this release restores only stores with one from a copy of the map; nothing was changed"
-            )));
-        }
         let problems: Vec<String> =
             candidates.iter().filter_map(Candidate::problem).map(str::to_owned).collect();
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
@@ -326,16 +320,22 @@ impl Start {
             env,
             events: &events,
             mode,
-            restore,
+            is_repair: restore.is_some(),
             generation: env.random(),
             stacks,
             serving: &serving,
             gate: &Rc::default(),
         };
-        let services = open_services(&how, &opened, &mut absent);
+        let services = async {
+            let restored = match restore {
+                Some(restore) => Box::pin(restore_rows(&how, restore, &opened, &mut absent)).await?,
+                None => Restored::new(),
+            };
+            Box::pin(open_services(&how, &opened, restored, &mut absent)).await
+        };
         // Nothing goes on with them: another start may follow.
         let stop = |_: &StartError| opened.iter().for_each(StackArrays::stop);
-        let (serving_stacks, restored, meta) = services.await.inspect_err(stop)?;
+        let Services { stacks: serving_stacks, restores, meta } = services.await.inspect_err(stop)?;
         for Absent { number, why } in &absent {
             tracing::error!(%number, why, "a stack does not open, and its data is not there");
             let text =
@@ -348,12 +348,15 @@ impl Start {
         let absent_arrays = descriptors.into_values().filter(is_absent).collect();
         let drives = DriveSet::new(env, backing, (store, stacks), (&arrays, absent_arrays), &events, drives);
         let scrubs = Scrubs::new(env, &drives, &events, meta.info().created_ns);
-        if let Some(Restored { copy, rows, .. }) = &restored {
-            let text = format!("{rows} rows come from copy {} of the map", copy.serial);
+        for (target, restored) in &restores.now {
+            let text = format!(
+                "target {target}: {} rows come from copy {} of the map",
+                restored.rows, restored.copy.serial
+            );
             events.add(Severity::Error, EventKind::MapRestored, "node", text);
         }
         let parts =
-            Assembly { drives, stacks: serving_stacks, absent, serving, restored, meta, events, scrubs };
+            Assembly { drives, stacks: serving_stacks, absent, serving, restores, meta, events, scrubs };
         let node = Node::new(env, parts);
         env.spawn("node watch", Box::pin(watch::run(node.clone())));
         env.spawn("session leases", Box::pin(leases::run(node.clone())));
@@ -397,38 +400,73 @@ async fn read_stack(
     Ok(data.zip(meta).map(|(data, meta)| Openings { data, meta }))
 }
 
+/// Stacks whose key-value stores a restore has opened.
+type Restored = map_copies::Opened;
+
+/// Makes key-value stores anew from copies of the map.
+async fn restore_rows(
+    how: &HowToOpen<'_>,
+    restore: Restore,
+    arrays: &[StackArrays],
+    absent: &mut Vec<Absent>,
+) -> Result<Restored, StartError> {
+    let restorable = |arrays| Restorable { arrays, home: how.home(arrays) };
+    let all: Vec<Restorable<'_>> = arrays.iter().map(restorable).collect();
+    let restoring = Restoring { env: how.env, mode: how.mode, how: restore, stacks: how.stacks };
+    restoring.restore(&all, absent).await
+}
+
+/// The services of a store.
+struct Services {
+    stacks: Vec<Stack>,
+    restores: Restores,
+    meta: Rc<MetaTarget>,
+}
+
 /// Opens key-value stores, targets and the metadata target. Stacks without names that do not open are added
 /// to those that are absent.
 async fn open_services(
     how: &HowToOpen<'_>,
     arrays: &[StackArrays],
+    mut restored: Restored,
     absent: &mut Vec<Absent>,
-) -> Result<(Vec<Stack>, Option<Restored>, Rc<MetaTarget>), StartError> {
-    let (mut stacks, mut names) = (Vec::new(), None);
+) -> Result<Services, StartError> {
+    let (mut stacks, mut names, mut restores) = (Vec::new(), None, Restores::default());
+    let is_absent = |absent: &[Absent], number| absent.iter().any(|absent| absent.number == number);
     for of_stack in arrays {
-        let is_first = of_stack.number == StackNo::FIRST;
+        let number = of_stack.number;
+        if is_absent(absent, number) {
+            of_stack.stop();
+            continue;
+        }
+        let is_first = number == StackNo::FIRST;
+        let (kv, of_restore) = restored.remove(&number).unzip();
         let opened = async {
-            let opened = how.open(of_stack).await?;
+            let opened = how.open(of_stack, kv).await?;
             if !is_first {
                 open_store(&*opened.stack.kv, opened.new).await.inspect_err(|_| opened.stack.kv.retire())?;
             }
             Ok::<_, StartError>(opened)
         };
         match opened.await {
-            Ok(OpenedStack { stack, restored, new }) => {
+            Ok(OpenedStack { stack, is_unrepaired, new }) => {
                 if is_first {
-                    names = Some((restored, new));
+                    names = Some(new);
                 }
+                restores.add(number.target(), of_restore.flatten(), is_unrepaired);
                 stacks.push(stack);
             }
-            Err(error) if is_first => return Err(error),
+            Err(error) if is_first => {
+                restored.values().for_each(|(kv, _)| kv.retire());
+                return Err(error);
+            }
             Err(error) => {
                 of_stack.stop();
-                absent.push(Absent { number: of_stack.number, why: error.to_string() });
+                absent.push(Absent { number, why: error.to_string() });
             }
         }
     }
-    let (restored, new) = names.expect("a start without the first stack has failed");
+    let new = names.expect("a start without the first stack has failed");
     let home = &stacks[0];
     let others =
         stacks[1..].iter().filter_map(|stack| Some(stack.work.clone()? as Rc<dyn OtherTarget>)).collect();
@@ -441,7 +479,7 @@ async fn open_services(
         stack.stop();
         absent.push(Absent { number: stack.number(), why: why.clone() });
     }
-    Ok((stacks, restored, meta))
+    Ok(Services { stacks, restores, meta })
 }
 
 /// Fails if the drives have arrays of several pools, several of one role and stack, or arrays of stacks that

@@ -130,10 +130,10 @@ fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
     assert!(err.contains("nothing was restored; --yes"), "{err}");
     let (out, _) = exits(&store, &restore, 1);
     let check: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((&check["result"], &check["restored"]["copy"]), (&json!("mended"), &copies[0]), "{check}");
+    assert_eq!((&check["result"], &check["restored"][0]["copy"]), (&json!("mended"), &copies[0]), "{check}");
     let kept = std::fs::read_to_string(store.dir.join("restored.json")).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&kept).unwrap(), check);
-    let lost_found = check["restored"]["newer_file"]["paths"][0].as_str().unwrap();
+    let lost_found = check["restored"][0]["newer_file"]["paths"][0].as_str().unwrap();
     assert!(lost_found.starts_with("/lost+found/inode-"), "{check}");
 
     store.up();
@@ -154,7 +154,7 @@ fn a_store_that_lost_its_metadata_comes_back_from_a_copy() {
     // Made anew of a copy that is up to date, nothing is lost.
     let (out, _) = exits(&store, &[&restore[..], &["--force"]].concat(), 1);
     let check: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(check["restored"]["changed_files"], json!(0), "{check}");
+    assert_eq!(check["restored"][0]["changed_files"], json!(0), "{check}");
     store.up();
     assert!(std::fs::read(&path).unwrap() == contents);
     store.ok(&["umount"]);

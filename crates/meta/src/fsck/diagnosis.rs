@@ -23,7 +23,7 @@ use elsewhere::Others;
 use entries::Bucket;
 use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, TargetId, hex};
 use penstock_chunk::copies::is_copy;
-use penstock_chunk::{Known, TargetCheck};
+use penstock_chunk::{Known, Owned, TargetCheck};
 use penstock_session::read_result;
 use penstock_session::rows::{SessionRow, decode_session_key};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,6 +73,8 @@ pub(crate) enum Fix {
     On(TargetId, Local),
     /// Move the chunks that a target of another stack has of an inode into new files.
     Take(TargetId, Ino),
+    /// Make a missing inode again, of which only this target has chunks.
+    Adopt(TargetId, Ino, Owned),
 }
 
 /// The correct value of an inode's field.
@@ -111,6 +113,8 @@ pub(crate) struct Diagnosis {
     sessions: BTreeSet<u64>,
     /// Blocks in a chunk.
     chunk_blocks: u32,
+    /// Number of targets of the store.
+    targets: u32,
     bucket: Bucket,
     stage: Stage,
     others: Others,
@@ -126,10 +130,11 @@ pub(crate) struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// A diagnosis without findings, of a file system with this row and this many blocks in a chunk.
-    pub(crate) fn new(fs: &FsRow, chunk_blocks: u32) -> Self {
+    /// A diagnosis without findings, of a file system with this row, this many blocks in a chunk, and so many
+    /// targets.
+    pub(crate) fn new(fs: &FsRow, chunk_blocks: u32, targets: u32) -> Self {
         let FsRow { secret, reserved_ino, last_session, .. } = *fs;
-        Self { secret, reserved_ino, last_session, chunk_blocks, ..Self::default() }
+        Self { secret, reserved_ino, last_session, chunk_blocks, targets, ..Self::default() }
     }
 
     /// Goes on to a stage.
@@ -245,6 +250,7 @@ impl Diagnosis {
             inline_bytes,
             known: Known { truncations: inode.truncations, owner: inode.owner() },
             is_spread: inode.is_spread,
+            spread: inode.layout.spread(self.targets),
         });
     }
 

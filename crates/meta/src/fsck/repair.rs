@@ -17,7 +17,7 @@ use crate::inode::{DIRECTORY, Data, FileKind, Inode};
 use crate::rows::removed_key;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::{BLOCK_BYTES, FileId, FindingKind as Kind, Ino, MAX_FILE_BYTES, TargetId};
-use penstock_chunk::{self as chunk, ChunkError, ChunkKey, MapRow, chunks_of_a_file};
+use penstock_chunk::{self as chunk, ChunkError, ChunkKey, MapRow, Owned, chunks_of_a_file};
 use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -134,7 +134,7 @@ impl Fsck<'_> {
             Fix::Keep(key) => drop(self.keep_row(&key).await?),
             Fix::MapRows => self.repair_map_rows().await?,
             Fix::Extents => self.chunks.trim_extents().await?,
-            Fix::Remake(ino) => self.remake(ino, diagnosis).await?,
+            Fix::Remake(ino) => self.remake(ino, None, diagnosis).await?,
             Fix::Rehome(dir, cookie) => self.rehome(dir, cookie).await?,
             Fix::Reconnect(ino) => {
                 writes.delete(removed_key(ino));
@@ -150,6 +150,7 @@ impl Fsck<'_> {
             Fix::ClearUnowned => self.chunks.clear_unowned().await?,
             Fix::On(target, local) => self.fix_on(target, local, diagnosis).await?,
             Fix::Take(target, ino) => self.take_chunks(target, ino).await?,
+            Fix::Adopt(target, ino, owned) => self.remake(ino, Some((target, owned)), diagnosis).await?,
         }
         self.turn.commit_repair(writes).await
     }
@@ -217,8 +218,7 @@ impl Fsck<'_> {
         let root = self.turn.stored_inode(ROOT).await?;
         let mut inode = self.blank_inode(ino, REGULAR | 0o600, (root.uid, root.gid));
         if let Some(target) = target {
-            inode.layout.first = target.0;
-            inode.is_spread = true;
+            inode.set_only_target(target);
         }
         inode.size = size.min(MAX_FILE_BYTES);
         writes.reclaims();
@@ -259,21 +259,31 @@ impl Fsck<'_> {
     }
 
     /// Gives a missing inode a row again: a directory if it has entries, or else a file as long as its
-    /// chunks. An inode in the queue of removed files stays there.
-    async fn remake(&self, ino: Ino, diagnosis: &Diagnosis) -> Result<(), MetaError> {
-        let Some(trace) = diagnosis.traces.get(&ino) else { return Ok(()) };
+    /// chunks. An inode in the queue of removed files stays there. All chunks lie on another target if one is
+    /// given, with what it has.
+    async fn remake(
+        &self,
+        ino: Ino,
+        elsewhere: Option<(TargetId, Owned)>,
+        diagnosis: &Diagnosis,
+    ) -> Result<(), MetaError> {
+        let trace = diagnosis.traces.get(&ino).cloned().unwrap_or_default();
+        let owned = elsewhere.map_or(trace.owned, |(_, owned)| owned);
         let root = self.turn.stored_inode(ROOT).await?;
         let mode = if trace.children > 0 { DIRECTORY | 0o700 } else { REGULAR | 0o600 };
         // The target may know whose it was.
-        let owner = trace.owned.file.map_or((root.uid, root.gid), |row| (row.owner.uid, row.owner.gid));
+        let owner = owned.file.map_or((root.uid, root.gid), |row| (row.owner.uid, row.owner.gid));
         let mut inode = self.blank_inode(ino, mode, owner);
-        let file = trace.owned.file.map_or(0, |row| row.truncations);
-        inode.truncations = if inode.is_dir() { 0 } else { file.max(trace.owned.truncations) };
+        if let Some((target, _)) = elsewhere {
+            inode.set_only_target(target);
+        }
+        let file = owned.file.map_or(0, |row| row.truncations);
+        inode.truncations = if inode.is_dir() { 0 } else { file.max(owned.truncations) };
         let (links, queued) = trace.names_and_queue();
         match inode.is_dir() {
             true => inode.entries = trace.children,
             false => {
-                inode.size = trace.owned.end_block.saturating_mul(BLOCK_BYTES as u64).min(MAX_FILE_BYTES);
+                inode.size = owned.end_block.saturating_mul(BLOCK_BYTES as u64).min(MAX_FILE_BYTES);
                 inode.nlink = if queued && links == 0 { 0 } else { links.max(1) };
             }
         }

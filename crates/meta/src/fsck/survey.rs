@@ -18,7 +18,7 @@ impl Fsck<'_> {
 
     /// Diagnoses all rows.
     pub(super) async fn diagnose(&self) -> Result<Diagnosis, MetaError> {
-        let mut diagnosis = Diagnosis::new(&self.turn.fs(), self.chunk_blocks());
+        let mut diagnosis = Diagnosis::new(&self.turn.fs(), self.chunk_blocks(), self.count);
         self.progress.phase("chunks, extents and bitmaps");
         diagnosis.see_target(self.chunks.check().await?);
         for (target, chunks) in &self.others {

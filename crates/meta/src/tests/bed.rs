@@ -201,7 +201,8 @@ impl Bed {
     /// Diagnoses all rows.
     pub(super) fn diagnose(&self) -> Diagnosis {
         let fs = self.kv.rows().into_iter().find(|(key, _)| *key == fs_key()).unwrap().1;
-        let mut diagnosis = Diagnosis::new(&FsRow::decode(&fs).unwrap(), CHUNK_BLOCKS);
+        let mut diagnosis =
+            Diagnosis::new(&FsRow::decode(&fs).unwrap(), CHUNK_BLOCKS, 1 + to_u32(self.others.len()));
         diagnosis.see_target(self.chunks.check());
         for other in self.others.iter().filter(|other| !other.is_away.get()) {
             diagnosis.see_other(other.id(), other.check());

@@ -1,10 +1,11 @@
 //! Files that are spread over targets of other stacks: what these are asked, and when.
 
 use super::bed::{Bed, errno, run_with_others};
+use crate::fsck::diagnosis::{Field, Fix};
 use crate::queue::Entry;
 use crate::rows::reserved::{Queued, Reserved, Work};
 use crate::rows::{all_queued, decode_queued};
-use crate::{HeldFile, MetaError, OtherTarget, WantedLayout, ops, reaper};
+use crate::{HeldFile, MetaError, OtherTarget, ROOT, WantedLayout, ops, reaper};
 use penstock_base::env::timeout;
 use penstock_base::{Birth, Branch, DecodeError, FileId, FindingKind as Kind, Ino, LocalBoxFuture, TargetId};
 use penstock_chunk::{ChunkError, Cut, FileRow, FileUse, Owned, Owner, SpaceUsage, TargetCheck};
@@ -600,6 +601,37 @@ fn a_check_finds_what_targets_have_and_should_not() {
         bed.check("work that is owed");
         bed.put_row(key, Some(vec![1, 2])).await;
         assert_eq!(bed.diagnose().findings.count(Kind::BadQueueRow), 1);
+    });
+}
+
+/// A missing inode whose chunks are all on one target gets its number back; other parts get files of their
+/// own, as do chunks on a target that the layout of their inode does not have.
+#[test]
+fn a_repair_tells_whole_files_from_parts() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let (ino, gone) = (bed.add("f").await.unwrap(), Ino(ROOT.0 + 900));
+        let part = Part { blocks: [40].into(), ..Part::default() };
+        let fix = |bed: &Bed, kind| bed.diagnose().fixes[&kind].clone();
+        others[1].files.borrow_mut().insert(gone, part.clone());
+        let fixes = fix(bed, Kind::MissingInode);
+        let [Fix::Adopt(TargetId(2), adopted, owned)] = fixes[..] else { panic!("{fixes:?}") };
+        assert_eq!((adopted, owned.chunks), (gone, 1));
+        others[2].files.borrow_mut().insert(gone, part.clone());
+        assert_eq!(
+            fix(bed, Kind::MissingInode),
+            [Fix::Take(TargetId(2), gone), Fix::Take(TargetId(3), gone)]
+        );
+        others[1].files.borrow_mut().clear();
+        others[2].files.borrow_mut().clear();
+        let wanted = WantedLayout { count: Some(2), turn: None };
+        bed.meta.set_layout(b"/f", wanted).await.unwrap();
+        others[0].files.borrow_mut().insert(ino, part.clone());
+        assert_eq!(fix(bed, Kind::WrongLayout), [Fix::Inode(ino, Field::Spread)], "a part on target 1");
+        others[0].files.borrow_mut().clear();
+        others[2].files.borrow_mut().insert(ino, part);
+        assert_eq!(fix(bed, Kind::WrongLayout), [Fix::Take(TargetId(3), ino)]);
+        others[2].files.borrow_mut().clear();
     });
 }
 

@@ -1,24 +1,29 @@
-//! The restore of all rows from a copy of the map, before the services of a store are opened.
+//! The restore of all rows of stacks from copies of the map, before the services of a store are opened.
 //!
-//! Nothing is changed before a copy was read and verified in full. Then all of the key-value store is
-//! discarded, and it is made anew. If the restore is interrupted, the rows by which a start knows the store
-//! are missing; the start is refused, and the restore can be made again.
+//! Each stack has copies of its own, and is planned for itself ([`Plan`]). Nothing is changed before every
+//! copy that is needed was read and verified in full, and an administrator has agreed to all of them. Then
+//! all of the key-value store of each such stack is discarded, and it is made anew, that of the names first.
+//! If the restore is interrupted, the rows by which a start knows the store are missing; the start is refused
+//! or goes on without that stack, and the restore can be made again.
 
 use super::restore_report;
 use crate::error::StartError;
+use crate::stack_arrays::Absent;
 use crate::stack_arrays::StackArrays;
 use penstock_array::{ArrayError, Discard, Volume};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
-use penstock_base::{BLOCK_BYTES, Class, DecodeError, Env};
+use penstock_base::{BLOCK_BYTES, Class, DecodeError, Env, Ino, StackNo, TargetId};
 use penstock_chunk::ChunkError;
 use penstock_chunk::copies::{
-    Anchor, Found, How, Newer, Restored, anchor_stripes, find, newest, preview, restore, tried,
+    Anchor, Found, How, Names, Newer, Restored, anchor_stripes, find, newest, preview, restore, tried,
 };
 use penstock_drive::Io;
 use penstock_kv::{AheadKv, Kv, KvError, Mode, for_each};
 use penstock_meta::rows::{Home, StoreRow};
-use penstock_meta::{MetaError, RestoredNames, check_store};
+use penstock_meta::{
+    MetaError, RestoredNames, check_store, number_of_newer, reserve_for_newer, reserved_inodes,
+};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -32,9 +37,9 @@ const STRIPES: usize = 1024;
 pub enum Consent {
     /// None yet.
     No,
-    /// To a restore from the copy with this random number.
+    /// To a restore from the copies that make this number ([`StartError::Unconfirmed`]).
     To(u64),
-    /// To one from any copy.
+    /// To one from any copies.
     ToAny,
 }
 
@@ -50,7 +55,7 @@ pub struct Restore {
     pub may_pass_over: bool,
     /// Also while drives are missing that may have the rows.
     pub may_lack: bool,
-    /// Also if every row can be read, or if it is not certain that they are lost.
+    /// Also if every row of all stacks can be read, or if it is not certain that they are lost.
     pub is_forced: bool,
 }
 
@@ -77,27 +82,26 @@ pub(crate) async fn with_copy(error: StartError, arrays: &StackArrays) -> StartE
     }
 }
 
+/// The contents of rows that can be read, as far as a restore needs them.
+struct Rows {
+    store: StoreRow,
+    /// Inode numbers are reserved up to this one; 0 in a stack without names.
+    reserved: u64,
+}
+
 /// Fails if some row cannot be read, or if those are missing by which a start knows the store.
-async fn read_all(
-    env: &Env,
-    arrays: &StackArrays,
-    mode: Mode,
-    home: Home,
-) -> Result<(Rc<AheadKv>, StoreRow), StartError> {
+async fn read_all(env: &Env, arrays: &StackArrays, mode: Mode, home: Home) -> Result<Rows, StartError> {
     let kv = arrays.open_kv(env, mode).await?;
     let read = async {
         let missing = || StartError::Refused("it has no rows".into());
-        let row = check_store(&*kv, home, || true).await?.ok_or_else(missing)?;
+        let store = check_store(&*kv, home, || true).await?.ok_or_else(missing)?;
         for_each(&*kv, (Vec::new(), vec![0xff; 256]), |_, _| Ok::<_, KvError>(())).await?;
-        Ok(row)
+        let reserved = if home.has_names() { reserved_inodes(&*kv).await? } else { 0 };
+        Ok(Rows { store, reserved })
     };
-    match read.await {
-        Ok(row) => Ok((kv, row)),
-        Err(error) => {
-            kv.retire();
-            Err(error)
-        }
-    }
+    let read = read.await;
+    kv.retire();
+    read
 }
 
 /// The same, tried again after an error of the contents: it may have been of the moment.
@@ -106,7 +110,7 @@ async fn read_all_patiently(
     arrays: &StackArrays,
     mode: Mode,
     home: Home,
-) -> Result<(Rc<AheadKv>, StoreRow), StartError> {
+) -> Result<Rows, StartError> {
     let is_kept = |read: &Result<_, StartError>| match read {
         Err(error) if !is_to_be_kept(error) => {
             tracing::warn!(%error, "names and maps cannot be read; they are tried again");
@@ -192,118 +196,355 @@ fn page_given_up(error: ArrayError, may_lack: bool) -> Result<String, StartError
     }
 }
 
-/// Makes a new key-value store of the last copy of the map.
-pub(crate) async fn restore_rows(
-    env: &Env,
-    arrays: &StackArrays,
-    mode: Mode,
+/// A stack that a restore may make anew.
+#[derive(Clone, Copy)]
+pub(crate) struct Restorable<'a> {
+    pub(crate) arrays: &'a StackArrays,
+    pub(crate) home: Home,
+}
+
+/// Stacks whose key-value stores a restore has opened, with what was restored.
+pub(crate) type Opened = BTreeMap<StackNo, (Rc<AheadKv>, Option<Restored>)>;
+
+/// The part of a stack in a restore.
+enum Plan {
+    /// Nothing: its rows can be read.
+    Stay { reserved: u64 },
+    /// The repair is all that is left to do of an earlier restore.
+    Repair { reserved: u64 },
+    /// Its key-value store is made anew.
+    Anew(Box<Anew>),
+}
+
+impl Plan {
+    /// Numbers that the stack with the names has reserved for inodes when this is done.
+    fn reserved(&self) -> u64 {
+        match self {
+            Self::Stay { reserved } | Self::Repair { reserved } => *reserved,
+            Self::Anew(anew) => anew.reserved,
+        }
+    }
+}
+
+/// A key-value store that is made anew from a copy.
+struct Anew {
+    arrays: StackArrays,
     home: Home,
-    Restore { newer, consent, may_pass_over, may_lack, is_forced }: Restore,
-) -> Result<(Rc<AheadKv>, Option<Restored>), StartError> {
-    let (volume, anchors) = arrays.parts()?;
-    let old = Volume::whole(&arrays.meta);
-    let may_lack_drives = may_lack || is_forced;
-    // Before rows are read: that may write, and what only missing drives have would be out of date.
-    if !may_lack_drives {
-        refuse_lacking(env, &old).await?;
+    volume: Volume,
+    found: Found,
+    how: How,
+    /// Why it is necessary, and what else is given up.
+    why: String,
+    passed_over: String,
+    gone: String,
+    given_up: Vec<Volume>,
+    preview: Restored,
+    reserved: u64,
+}
+
+/// The restore of the stacks of a store.
+pub(crate) struct Restoring<'a> {
+    pub(crate) env: &'a Env,
+    pub(crate) mode: Mode,
+    pub(crate) how: Restore,
+    /// Stacks of the store.
+    pub(crate) stacks: u16,
+}
+
+impl Restoring<'_> {
+    /// Makes the key-value stores anew that need it, and opens them and that of the names. A stack without
+    /// names of which that cannot be done is added to those that are absent.
+    pub(crate) async fn restore(
+        &self,
+        all: &[Restorable<'_>],
+        absent: &mut Vec<Absent>,
+    ) -> Result<Opened, StartError> {
+        let mut planned = self.plan_all(all, false, absent).await?;
+        let is_idle = |plans: &[Plan]| plans.iter().all(|plan| matches!(plan, Plan::Stay { .. }));
+        if is_idle(&planned) && self.how.is_forced {
+            planned = self.plan_all(all, true, absent).await?;
+        }
+        if is_idle(&planned) {
+            return Err(self.nothing_to_do(absent));
+        }
+        let anew: Vec<&Anew> = planned
+            .iter()
+            .filter_map(|plan| match plan {
+                Plan::Anew(anew) => Some(&**anew),
+                Plan::Stay { .. } | Plan::Repair { .. } => None,
+            })
+            .collect();
+        if anew.iter().any(|anew| anew.home.has_names()) {
+            self.refuse_without_all(absent)?;
+        }
+        self.refuse_unconfirmed(&anew)?;
+        for anew in &anew {
+            self.refuse_passed_over(anew)?;
+            // Drives may have failed while rows were read.
+            if !self.may_lack_drives() {
+                refuse_lacking(self.env, &Volume::whole(&anew.arrays.meta)).await?;
+            }
+        }
+        let mut opened = Opened::new();
+        let done = self.carry_out(&anew, all, &mut opened).await;
+        match done {
+            Ok(()) => Ok(opened),
+            Err(error) => {
+                opened.values().for_each(|(kv, _)| kv.retire());
+                Err(error)
+            }
+        }
     }
-    let why = match read_all_patiently(env, arrays, mode, home).await {
-        // An earlier restore was interrupted: the repair is all that is left to do.
-        Ok((kv, row)) if row.is_unrepaired && !is_forced => return Ok((kv, None)),
-        Ok((kv, _)) if !is_forced => {
-            kv.retire();
-            return Err(StartError::Refused(
+
+    fn may_lack_drives(&self) -> bool {
+        self.how.may_lack || self.how.is_forced
+    }
+
+    /// The name of a stack in front of what is said of it, where there are several.
+    fn prefix(&self, target: TargetId) -> String {
+        if self.stacks > 1 { format!("target {target}: ") } else { String::new() }
+    }
+
+    /// The error of a restore that every stack can do without.
+    fn nothing_to_do(&self, absent: &[Absent]) -> StartError {
+        match absent.first() {
+            None => StartError::Refused(
                 "every row of this store can be read, so nothing was changed: `penstock up` starts it, and `penstock fs check --repair` repairs it".into(),
-            ));
-        }
-        Ok((kv, _)) => {
-            kv.retire();
-            "names and maps can be read".to_owned()
-        }
-        Err(error) if is_to_be_kept(&error) => return Err(error),
-        Err(error) if !is_lost(&error) && !is_forced => {
-            return Err(StartError::Refused(format!(
-                "{error}\nnothing says that names and maps are lost, so nothing was changed; if they are, --force goes on"
-            )));
-        }
-        Err(error) => format!("names and maps cannot be read: {error}"),
-    };
-    // A newer copy may be readable in a moment.
-    let is_newest =
-        |found: &Result<Found, ChunkError>| found.as_ref().is_ok_and(|found| found.passed_over().is_empty());
-    let found = tried(env, is_newest, async || scoped(find(&volume, &anchors)).await).await?;
-    let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
-    let names = || RestoredNames::new(home, kept);
-    // All that a restore reads can be read, before anything is given up.
-    let try_it =
-        async |may_lack| scoped(preview(&found, &volume, &mut names(), How { newer, may_lack })).await;
-    let mut gone = String::new();
-    let (preview, how) = match tried(env, Result::is_ok, async || try_it(false).await).await {
-        Ok(preview) => (preview, How { newer, may_lack: false }),
-        Err(ChunkError::Array(error)) => {
-            gone += &page_given_up(error, may_lack)?;
-            (try_it(true).await?, How { newer, may_lack: true })
-        }
-        Err(error) => return Err(StartError::Refused(format!("{error}\nnothing was changed: try again"))),
-    };
-    // Their stripes are written again.
-    let mut given_up = Vec::new();
-    for written in [&old, &anchors] {
-        let look = async || written.look_at_table(all_of(written)).await;
-        if let Err(error) = tried(env, Result::is_ok, look).await {
-            gone += &page_given_up(error, may_lack)?;
-            given_up.push(written);
+            ),
+            Some(absent) => StartError::Refused(format!(
+                "{}{}\nevery row of the other targets can be read, so nothing was changed",
+                self.prefix(absent.number.target()),
+                absent.why
+            )),
         }
     }
-    let passed_over: String =
-        found.passed_over().iter().map(|why| format!("not used, and lost for good then: {why}\n")).collect();
-    // Another copy than the one that was agreed to needs a consent of its own.
-    let is_confirmed = match consent {
-        Consent::No => false,
-        Consent::To(copy) => copy == found.anchor().id,
-        Consent::ToAny => true,
-    };
-    if !is_confirmed {
-        let age = age_of(env, found.anchor());
+
+    /// Fails if names would be made anew without a stack that may know better than they.
+    fn refuse_without_all(&self, absent: &[Absent]) -> Result<(), StartError> {
+        let Some(absent) = absent.first() else { return Ok(()) };
+        if self.may_lack_drives() {
+            return Ok(());
+        }
+        Err(StartError::Refused(format!(
+            "target {} is away, and names are not set back without it: {}\nnothing was changed: bring back its drives; --accept-loss goes on without it",
+            absent.number.target(),
+            absent.why
+        )))
+    }
+
+    /// Fails with all that the restore would do, if nobody has agreed to it.
+    fn refuse_unconfirmed(&self, anew: &[&Anew]) -> Result<(), StartError> {
+        // Other copies than those that were agreed to need a consent of their own.
+        let copies =
+            anew.iter().fold(0, |all, anew| all ^ anew.found.anchor().id.rotate_left(anew.home.target.0));
+        let is_confirmed = match self.how.consent {
+            Consent::No => anew.is_empty(),
+            Consent::To(agreed) => copies == agreed,
+            Consent::ToAny => true,
+        };
+        if is_confirmed {
+            return Ok(());
+        }
+        let why: Vec<String> = anew.iter().map(|anew| self.question(anew)).collect();
+        let preview = |anew: &&Anew| restore_report(anew.home.target, &anew.preview, BTreeMap::new());
+        let previews = anew.iter().map(preview).collect();
+        Err(StartError::Unconfirmed { why: why.join("\n"), copies, previews })
+    }
+
+    /// Says the effect of the restore of a stack.
+    fn question(&self, anew: &Anew) -> String {
+        let Anew { found, preview, why, passed_over, gone, .. } = anew;
+        let age = age_of(self.env, found.anchor());
         let (serial, files) = (found.anchor().serial, preview.changed.files);
         let kib = preview.changed.blocks * BLOCK_BYTES as u64 / 1024;
-        let why = format!(
-            "{why}\n{passed_over}{gone}copy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed"
-        );
-        let preview = Box::new(restore_report(&preview, BTreeMap::new()));
-        return Err(StartError::Unconfirmed { why, copy: found.anchor().id, preview });
+        format!(
+            "{}{why}\n{passed_over}{gone}copy {serial} of them is {age} old; in {files} of its files {kib} KiB may have been written since: that reads as zeros, or stays as it is now with --keep-changed",
+            self.prefix(anew.home.target)
+        )
     }
-    if !passed_over.is_empty() && !may_pass_over {
-        return Err(StartError::Refused(format!(
-            "{passed_over}bring back missing drives, if any, and try again; --force goes on without it"
-        )));
-    }
-    // Drives may have failed while rows were read.
-    if !may_lack_drives {
-        refuse_lacking(env, &old).await?;
-    }
-    tracing::error!(why, "the key-value store is made anew");
-    for written in given_up {
-        written.give_up_lost_pages().await?;
-    }
-    let left = old.discard(0, all_of(&old).end, Discard::InTable).await?;
-    if !left.is_empty() {
-        return Err(StartError::Refused(format!(
-            "{} stripes of the metadata array cannot be used: their pages of the stripe table were lost just now; try again with --accept-loss, which gives them up",
-            left.len()
-        )));
-    }
-    let kv = arrays.open_kv(env, mode).await?;
-    let shared: Rc<dyn Kv> = kv.clone();
-    let restored = scoped(restore(&found, &volume, &*shared, &mut names(), how)).await;
-    match restored {
-        Ok(restored) => {
-            found.passed_over().iter().for_each(|why| tracing::error!(why, "a copy of the map was given up"));
-            Ok((kv, Some(restored)))
+
+    fn refuse_passed_over(&self, anew: &Anew) -> Result<(), StartError> {
+        match anew.passed_over.is_empty() || self.how.may_pass_over {
+            true => Ok(()),
+            false => Err(StartError::Refused(format!(
+                "{}{}bring back missing drives, if any, and try again; --force goes on without it",
+                self.prefix(anew.home.target),
+                anew.passed_over
+            ))),
         }
-        Err(error) => {
-            kv.retire();
-            Err(error.into())
+    }
+
+    /// Plans all stacks that are not absent. With `is_set_back`, rows that can be read are given up.
+    async fn plan_all(
+        &self,
+        all: &[Restorable<'_>],
+        is_set_back: bool,
+        absent: &mut Vec<Absent>,
+    ) -> Result<Vec<Plan>, StartError> {
+        let mut plans: Vec<Plan> = Vec::new();
+        for stack in all {
+            let number = stack.home.stack;
+            if absent.iter().any(|absent| absent.number == number) {
+                continue;
+            }
+            // The first one has the names, and is planned first.
+            let reserved = plans.first().map_or(0, Plan::reserved);
+            match self.plan(stack, is_set_back, number_of_newer(reserved, stack.home.target)).await {
+                Ok(plan) => plans.push(plan),
+                Err(error) if stack.home.has_names() => return Err(error),
+                Err(error) => absent.push(Absent { number, why: error.to_string() }),
+            }
+        }
+        Ok(plans)
+    }
+
+    /// Reads all that the restore of a stack needs. Changes nothing.
+    async fn plan(
+        &self,
+        &Restorable { arrays, home }: &Restorable<'_>,
+        is_set_back: bool,
+        newer_number: Ino,
+    ) -> Result<Plan, StartError> {
+        let (env, Restore { newer, may_lack, is_forced, .. }) = (self.env, self.how);
+        let (volume, anchors) = arrays.parts()?;
+        let old = Volume::whole(&arrays.meta);
+        // Before rows are read: that may write, and what only missing drives have would be out of date.
+        if !self.may_lack_drives() {
+            refuse_lacking(env, &old).await?;
+        }
+        let why = match read_all_patiently(env, arrays, self.mode, home).await {
+            // An earlier restore was interrupted.
+            Ok(Rows { store, reserved }) if store.is_unrepaired && !is_forced => {
+                return Ok(Plan::Repair { reserved });
+            }
+            Ok(Rows { store, reserved }) if !store.is_unrepaired && !is_set_back => {
+                return Ok(Plan::Stay { reserved });
+            }
+            Ok(_) => "names and maps can be read".to_owned(),
+            Err(error) if is_to_be_kept(&error) => return Err(error),
+            Err(error) if !is_lost(&error) && !is_forced => {
+                return Err(StartError::Refused(format!(
+                    "{error}\nnothing says that names and maps are lost, so nothing was changed; if they are, --force goes on"
+                )));
+            }
+            Err(error) => format!("names and maps cannot be read: {error}"),
+        };
+        // A newer copy may be readable in a moment.
+        let is_newest = |found: &Result<Found, ChunkError>| {
+            found.as_ref().is_ok_and(|found| found.passed_over().is_empty())
+        };
+        let found = tried(env, is_newest, async || scoped(find(&volume, &anchors)).await).await?;
+        let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
+        // All that a restore reads can be read, before anything is given up.
+        let try_it = async |may_lack| {
+            let mut names = RestoredNames::new(home, kept, newer_number);
+            let how = How { newer, may_lack };
+            let preview = scoped(preview(&found, &volume, &mut names, how)).await?;
+            Ok::<_, ChunkError>((preview, names.number()?.0))
+        };
+        let mut gone = String::new();
+        let ((preview, reserved), how) = match tried(env, Result::is_ok, async || try_it(false).await).await {
+            Ok(preview) => (preview, How { newer, may_lack: false }),
+            Err(ChunkError::Array(error)) => {
+                gone += &page_given_up(error, may_lack)?;
+                (try_it(true).await?, How { newer, may_lack: true })
+            }
+            Err(error) => {
+                return Err(StartError::Refused(format!("{error}\nnothing was changed: try again")));
+            }
+        };
+        // Their stripes are written again.
+        let mut given_up = Vec::new();
+        for written in [&old, &anchors] {
+            let look = async || written.look_at_table(all_of(written)).await;
+            if let Err(error) = tried(env, Result::is_ok, look).await {
+                gone += &page_given_up(error, may_lack)?;
+                given_up.push(written.clone());
+            }
+        }
+        let passed_over: String = found
+            .passed_over()
+            .iter()
+            .map(|why| format!("not used, and lost for good then: {why}\n"))
+            .collect();
+        let arrays = arrays.clone();
+        Ok(Plan::Anew(Box::new(Anew {
+            arrays,
+            home,
+            volume,
+            found,
+            how,
+            why,
+            passed_over,
+            gone,
+            given_up,
+            preview,
+            reserved,
+        })))
+    }
+
+    /// Makes these stacks anew. Numbers for the files of newer blocks are reserved before they are given.
+    async fn carry_out(
+        &self,
+        anew: &[&Anew],
+        all: &[Restorable<'_>],
+        opened: &mut Opened,
+    ) -> Result<(), StartError> {
+        let of_names = anew.iter().find(|anew| anew.home.has_names());
+        if let Some(anew) = of_names {
+            let (kv, restored) = self.make_anew(anew, Ino(0)).await?;
+            opened.insert(StackNo::FIRST, (kv, Some(restored)));
+        }
+        let others = || anew.iter().filter(|anew| !anew.home.has_names());
+        if others().next().is_none() {
+            return Ok(());
+        }
+        if of_names.is_none() {
+            let names = all.first().expect("the stack with the names is planned");
+            let kv = names.arrays.open_kv(self.env, self.mode).await?;
+            opened.insert(StackNo::FIRST, (kv, None));
+        }
+        let (names, _) = &opened[&StackNo::FIRST];
+        let reserved = reserve_for_newer(&**names).await?;
+        for anew in others() {
+            let number = number_of_newer(reserved, anew.home.target);
+            let (kv, restored) = self.make_anew(anew, number).await?;
+            opened.insert(anew.home.stack, (kv, Some(restored)));
+        }
+        Ok(())
+    }
+
+    /// Makes one key-value store anew.
+    async fn make_anew(&self, anew: &Anew, newer_number: Ino) -> Result<(Rc<AheadKv>, Restored), StartError> {
+        let (arrays, found) = (&anew.arrays, &anew.found);
+        let old = Volume::whole(&arrays.meta);
+        tracing::error!(stack = %anew.home.stack, why = anew.why, "the key-value store is made anew");
+        for written in &anew.given_up {
+            written.give_up_lost_pages().await?;
+        }
+        let left = old.discard(0, all_of(&old).end, Discard::InTable).await?;
+        if !left.is_empty() {
+            return Err(StartError::Refused(format!(
+                "{} stripes of the metadata array cannot be used: their pages of the stripe table were lost just now; try again with --accept-loss, which gives them up",
+                left.len()
+            )));
+        }
+        let kv = arrays.open_kv(self.env, self.mode).await?;
+        let shared: Rc<dyn Kv> = kv.clone();
+        let kept = to_u16(to_usize(anchor_stripes(anew.volume.stripe_blocks())));
+        let mut names = RestoredNames::new(anew.home, kept, newer_number);
+        match scoped(restore(found, &anew.volume, &*shared, &mut names, anew.how)).await {
+            Ok(restored) => {
+                found
+                    .passed_over()
+                    .iter()
+                    .for_each(|why| tracing::error!(why, "a copy of the map was given up"));
+                Ok((kv, restored))
+            }
+            Err(error) => {
+                kv.retire();
+                Err(error.into())
+            }
         }
     }
 }

@@ -16,6 +16,7 @@ mod hours;
 mod lapse;
 mod load;
 mod map_copies;
+mod map_copies_of_stacks;
 mod mischief;
 mod model;
 mod plant;

@@ -10,7 +10,7 @@ use penstock_array::{Array, Volume};
 use penstock_base::env::timeout;
 use penstock_base::{BLOCK_BYTES, Branch, Buf, FileId, FindingKind, Stripe, crc32c_blocks};
 use penstock_drive::{Fault, Op};
-use penstock_node::{Consent, FsCheckReport, MapCopyReport, Newer, Restore, StartError};
+use penstock_node::{Consent, FsCheckReport, MapCopyReport, MapRestoreReport, Newer, Restore, StartError};
 use penstock_sim::{CutPlan, SimDisk, World};
 use penstock_wire::data::SpaceChange;
 use penstock_wire::metadata::MakeRequest;
@@ -27,7 +27,7 @@ fn bytes(seed: u8) -> Vec<u8> {
     (0..LEN).map(|at| (at / 7) as u8 ^ seed.wrapping_mul(37) | 1).collect()
 }
 
-async fn write(machine: &Machine, file: FileId, at: u64, contents: &[u8]) {
+pub async fn write(machine: &Machine, file: FileId, at: u64, contents: &[u8]) {
     machine.client.write(file, at, contents).await.unwrap();
     machine.client.fsync(file).await.unwrap();
 }
@@ -72,7 +72,11 @@ fn pages_of(site: &Site, array: &Array) -> Vec<Page> {
 
 /// Overwrites the beginning of the key-value store, and ends the life.
 async fn lose_rows(machine: &Machine) {
-    let meta = &meta_of(machine);
+    lose_rows_on(&meta_of(machine)).await;
+}
+
+/// The same for any metadata array.
+pub async fn lose_rows_on(meta: &Rc<Array>) {
     let noise = Buf::copy_from(&[0x5a; 64 * BLOCK_BYTES]);
     let volume = Volume::whole(meta);
     for at in 0..16 {
@@ -120,7 +124,7 @@ async fn change_all(machine: &Machine, files: &BTreeMap<&str, FileId>) {
 }
 
 /// A restore by an administrator who gives up whatever has to be.
-fn confirmed(newer: Newer) -> Option<Restore> {
+pub fn confirmed(newer: Newer) -> Option<Restore> {
     Some(Restore { newer, consent: Consent::ToAny, may_pass_over: true, may_lack: true, is_forced: false })
 }
 
@@ -129,8 +133,14 @@ fn careful() -> Option<Restore> {
     confirmed(Newer::AreCollected).map(|how| Restore { may_lack: false, ..how })
 }
 
+/// The restore of a store with one target.
+fn only(restored: Vec<MapRestoreReport>) -> MapRestoreReport {
+    let [restored] = <[_; 1]>::try_from(restored).expect("one target was restored");
+    restored
+}
+
 /// Starts with a restore, repairs, and stops.
-async fn restore(site: &Site, world: &World) -> Result<FsCheckReport, StartError> {
+pub async fn restore(site: &Site, world: &World) -> Result<FsCheckReport, StartError> {
     site.restore.set(confirmed(Newer::AreCollected));
     let started = site.start(world, &[]).await;
     site.restore.set(None);
@@ -191,7 +201,7 @@ fn a_store_without_its_rows_comes_back_from_a_copy() {
     let run = world.run(async {
         let report = restore(&site, &world).await.unwrap();
         assert_eq!(report.result, "mended", "{:?}", report.now);
-        let restored = report.restored.unwrap();
+        let restored = only(report.restored);
         let newer = restored.newer_file.unwrap();
         assert!(newer.paths[0].starts_with("/lost+found/inode-"), "{newer:?}");
         let listed: Vec<&str> = restored.listed_files.iter().map(|file| file.paths[0].as_str()).collect();
@@ -323,7 +333,7 @@ fn restored_after_cut(site: &Site, seed: u64, what: &str) -> MapCopyReport {
         let machine = site.start(&world, &[]).await.unwrap();
         machine.audit().await;
         machine.stop().await;
-        report.restored.unwrap().copy
+        only(report.restored).copy
     });
     let copy = run.unwrap();
     world.destroy();
@@ -404,7 +414,7 @@ fn files_that_were_not_written_since_are_as_they_were() {
             let machine = site.start(&world, missing).await.unwrap();
             site.restore.set(None);
             let report = machine.node.repair_fs().await.unwrap();
-            let restored = report.restored.unwrap();
+            let restored = only(report.restored);
             assert_eq!(restored.changed_files, 0, "without {missing:?}: {restored:?}");
             assert_eq!(restored.newer_blocks > 0, writes, "without {missing:?}: {restored:?}");
             let found = walk(&machine).await;
@@ -682,7 +692,7 @@ fn a_file_made_beside_a_copy_is_not_replaced_by_the_newer_blocks() {
         let world = World::new(902);
         let run = world.run(async {
             let report = restore(&site, &world).await.unwrap();
-            let newer = report.restored.unwrap().newer_file.unwrap();
+            let newer = only(report.restored).newer_file.unwrap();
             assert!(newer.paths[0].starts_with("/lost+found/"), "after {delay} us: {newer:?}");
             let machine = site.start(&world, &[]).await.unwrap();
             if let Ok(file) = machine.client.lookup(machine.client.root(), b"beside").await {
@@ -725,7 +735,7 @@ fn a_preallocated_file_that_was_written_is_listed() {
             let machine = site.start(&world, &[]).await.unwrap();
             site.restore.set(None);
             let report = machine.node.repair_fs().await.unwrap();
-            let restored = report.restored.unwrap();
+            let restored = only(report.restored);
             let listed: Vec<_> = restored.listed_files.iter().flat_map(|file| file.paths.clone()).collect();
             assert_eq!(listed, ["/image"], "{} changed files", restored.changed_files);
             let contents = walk(&machine).await["/image"].1.clone().unwrap();
@@ -771,7 +781,7 @@ fn copies_that_cannot_be_read_for_a_moment_are_not_given_up() {
     run.unwrap();
     site.cut(&world);
     let world = World::new(981);
-    let run = world.run(async { restore(&site, &world).await.unwrap().restored.unwrap().copy });
+    let run = world.run(async { only(restore(&site, &world).await.unwrap().restored).copy });
     assert_eq!(run.unwrap().serial, 2);
     world.destroy();
 }

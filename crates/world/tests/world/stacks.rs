@@ -17,7 +17,7 @@ use std::time::Duration;
 const IO: Io = Io::new(Class::Meta, "test");
 
 /// Writes zeros over both copies of the labels of an array, on all drives.
-async fn wipe_labels(site: &Site, machine: &Machine, name: &str) {
+pub async fn wipe_labels(site: &Site, machine: &Machine, name: &str) {
     let array = machine.node.find_arrays(Some(name)).unwrap().remove(0);
     for drive in machine.node.drives() {
         let Some((offset, len)) = array.slice_of(drive.id()) else { continue };
@@ -114,7 +114,7 @@ fn without_the_first_stack_nothing_starts() {
 
 const CHUNK: u64 = 1 << 20;
 
-async fn resize(machine: &Machine, file: FileId, size: u64) -> Result<(), Failure> {
+pub async fn resize(machine: &Machine, file: FileId, size: u64) -> Result<(), Failure> {
     let request = SetAttrRequest { ino: file.ino.0, size: Some(size), ..SetAttrRequest::default() };
     machine.client.set_attr(Branch::MAIN, request).await.map(drop)
 }

@@ -86,15 +86,25 @@ impl Diagnosis {
     pub(super) fn check_others(&mut self, traces: &BTreeMap<Ino, Trace>) {
         let Others { owned, owing } = std::mem::take(&mut self.others);
         for (ino, of_targets) in owned {
+            let trace = traces.get(&ino);
+            let elsewhere = of_targets.iter().filter(|(_, owned)| owned.chunks > 0).count();
+            let is_whole = elsewhere == 1 && trace.is_none_or(Trace::has_only_names);
             for (target, owned) in of_targets {
                 if !owing.contains(&(ino, target)) {
-                    self.check_other(ino, traces.get(&ino), target, &owned);
+                    self.check_other(ino, trace, target, (&owned, is_whole));
                 }
             }
         }
     }
 
-    fn check_other(&mut self, ino: Ino, trace: Option<&Trace>, target: TargetId, owned: &Owned) {
+    /// `is_whole` says that no other target has chunks of it, if its inode is missing.
+    fn check_other(
+        &mut self,
+        ino: Ino,
+        trace: Option<&Trace>,
+        target: TargetId,
+        (owned, is_whole): (&Owned, bool),
+    ) {
         let row = match trace {
             Some(trace) if trace.opaque => return,
             trace => trace.and_then(|trace| trace.row),
@@ -107,7 +117,11 @@ impl Diagnosis {
                 }
                 chunks => {
                     let text = format!("target {target}: inode {ino} does not exist and has {chunks} chunks");
-                    self.wrong(Kind::MissingInode, ino, text, Fix::Take(target, ino));
+                    let fix = match is_whole && owned.far_chunks == 0 {
+                        true => Fix::Adopt(target, ino, *owned),
+                        false => Fix::Take(target, ino),
+                    };
+                    self.wrong(Kind::MissingInode, ino, text, fix);
                 }
             }
             return;
@@ -116,6 +130,15 @@ impl Diagnosis {
             let text =
                 format!("target {target}: inode {ino} is no regular file and has {} chunks", owned.chunks);
             self.wrong(Kind::ChunksOfNonFile, ino, text, Fix::Take(target, ino));
+            return;
+        }
+        // A layout that fits no map is found by the check of the inode.
+        if owned.chunks > 0 && row.spread.is_some_and(|spread| spread.all().all(|of| of != target)) {
+            let text = format!(
+                "target {target} has {} chunks of inode {ino}, whose layout does not have it",
+                owned.chunks
+            );
+            self.wrong(Kind::WrongLayout, ino, text, Fix::Take(target, ino));
             return;
         }
         if !row.is_spread {

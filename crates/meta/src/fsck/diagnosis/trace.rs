@@ -2,7 +2,7 @@
 
 use crate::ROOT;
 use crate::inode::FileKind;
-use penstock_base::Ino;
+use penstock_base::{Ino, Spread};
 use penstock_chunk::{Known, Owned};
 
 /// The parts of an inode's row that are needed to check it.
@@ -22,6 +22,8 @@ pub(super) struct Brief {
     pub(super) known: Known,
     /// Other targets may have a part of it.
     pub(super) is_spread: bool,
+    /// The targets of its layout; none if it fits no map.
+    pub(super) spread: Option<Spread>,
 }
 
 /// Everything that is known of one inode number.
@@ -52,6 +54,11 @@ impl Trace {
     /// True if data belongs to it.
     pub(super) fn has_data(&self) -> bool {
         self.owned.chunks > 0 || self.xattrs || self.children > 0
+    }
+
+    /// True if nothing but names refers to it.
+    pub(super) fn has_only_names(&self) -> bool {
+        !self.is_known() && !self.has_data() && !self.queued
     }
 
     pub(super) fn is_dir(&self) -> bool {

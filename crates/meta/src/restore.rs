@@ -25,6 +25,8 @@ const QUEUED_SINCE: u64 = 1 << 48;
 /// Inode numbers that are reserved for the files of newer blocks: many more than there are targets, so that
 /// no opening takes these files for new ones that a crash has lost.
 const FOR_NEWER: u64 = 16 * INO_RUN;
+/// The beginning of 2020, in seconds since 1970.
+const IN_2020: u32 = 1_577_836_800;
 
 /// True for a row that a copy has.
 pub fn is_copied(key: &[u8]) -> bool {
@@ -38,15 +40,21 @@ pub struct RestoredNames {
     kept_stripes: u16,
     /// The number of the file of newer blocks in a stack without names.
     newer: Ino,
+    /// Numbers of the queue up to this one may have been given, by the time of the restore.
+    queued: u64,
     store: Option<StoreRow>,
     fs: Option<FsRow>,
 }
 
 impl RestoredNames {
     /// Those of a store on these arrays, whose target does not use so many stripes. `newer` is the number of
-    /// the file of newer blocks in a stack without names ([`number_of_newer`]).
-    pub fn new(home: Home, kept_stripes: u16, newer: Ino) -> Self {
-        Self { home, kept_stripes, newer, store: None, fs: None }
+    /// the file of newer blocks in a stack without names ([`number_of_newer`]), and `now_s` the time in
+    /// seconds since 1970: a second restore from one copy goes on behind the numbers that the first one has
+    /// given.
+    pub fn new(home: Home, kept_stripes: u16, newer: Ino, now_s: u32) -> Self {
+        // As many numbers a second as an opening leaves out, and far below the highest that a row may have.
+        let queued = u64::from(now_s.saturating_sub(IN_2020).min(1 << 28)) << 32;
+        Self { home, kept_stripes, newer, queued, store: None, fs: None }
     }
 
     /// The highest number that counts as given.
@@ -123,7 +131,7 @@ impl Names for RestoredNames {
         writes.put(store_key(), StoreRow { is_unrepaired: true, ..store.clone() }.encode());
         if let Some(fs) = fs {
             let last_queued = match self.home.is_one_of_several {
-                true => fs.last_queued.saturating_add(QUEUED_SINCE),
+                true => fs.last_queued.saturating_add(QUEUED_SINCE).max(self.queued),
                 false => fs.last_queued,
             };
             let fs = FsRow {
@@ -158,7 +166,7 @@ mod tests {
         };
         let home = Home { data: ArrayId(Id128([3; 16])), ..Home::default() };
         let store = StoreRow { home, kept_stripes: 2, ..StoreRow::default() };
-        let mut names = RestoredNames::new(home, 2, Ino(0));
+        let mut names = RestoredNames::new(home, 2, Ino(0), 5);
         assert!(names.number().is_err() && names.last().is_err());
         assert_eq!(names.row(&store_key(), &store.encode()), Ok(None));
         assert!(names.last().is_err());
@@ -178,7 +186,8 @@ mod tests {
         let none = FsRow { reserved_ino: LAST_INO.0, ..fs };
         assert!(names.row(&fs_key(), &none.encode()).is_err());
         for (home, kept_stripes) in [(Home::default(), 2), (home, 4)] {
-            let foreign = RestoredNames::new(home, kept_stripes, Ino(0)).row(&store_key(), &store.encode());
+            let foreign =
+                RestoredNames::new(home, kept_stripes, Ino(0), 5).row(&store_key(), &store.encode());
             assert!(foreign.unwrap_err().to_string().contains("of other arrays"));
         }
         for key in [all_results().0, all_sessions().0] {
@@ -187,12 +196,41 @@ mod tests {
         assert!(is_copied(&store_key()) && is_copied(&[0x20]));
     }
 
+    /// Regression: the number was above what a row of the file system may have, and the store did not start.
+    #[test]
+    fn a_later_restore_goes_on_behind_the_numbers_of_an_earlier_one() {
+        let home = Home { is_one_of_several: true, ..Home::default() };
+        let store = StoreRow { features: home.features(), home, kept_stripes: 2, ..StoreRow::default() };
+        let fs = FsRow {
+            id: Id128([1; 16]),
+            name: "main".into(),
+            created_ns: 5,
+            secret: Id128([2; 16]),
+            reserved_ino: ROOT.0 + 4096,
+            last_session: 7,
+            chunk_blocks: 256,
+            last_queued: 9,
+        };
+        let queued = |now_s| {
+            let mut names = RestoredNames::new(home, 2, Ino(0), now_s);
+            assert_eq!(names.row(&store_key(), &store.encode()), Ok(None));
+            assert_eq!(names.row(&fs_key(), &fs.encode()), Ok(None));
+            let last = names.last().unwrap();
+            let rows: Vec<_> = last.changes().map(|(_, value)| value.unwrap().to_vec()).collect();
+            FsRow::decode(&rows[1]).unwrap().last_queued
+        };
+        assert_eq!(queued(0), 9 + QUEUED_SINCE, "the clock is wrong");
+        let (one, next) = (queued(1_800_000_000), queued(1_800_000_060));
+        assert!(one > QUEUED_SINCE && next == one + (60 << 32), "{one} {next}");
+        assert!(queued(u32::MAX) < 1 << 61);
+    }
+
     #[test]
     fn a_stack_without_names_needs_no_row_of_the_file_system() {
         let home =
             Home { stack: StackNo(1), target: TargetId(1), is_one_of_several: true, ..Home::default() };
         let store = StoreRow { features: home.features(), home, kept_stripes: 2, ..StoreRow::default() };
-        let mut names = RestoredNames::new(home, 2, number_of_newer(9000, TargetId(1)));
+        let mut names = RestoredNames::new(home, 2, number_of_newer(9000, TargetId(1)), 5);
         assert!(names.number().is_err() && names.last().is_err());
         assert_eq!(names.row(&store_key(), &store.encode()), Ok(None));
         assert_eq!(names.number(), Ok(Ino(9002)));

@@ -56,13 +56,14 @@ impl MetaTarget {
         gate: Rc<Gate>,
         new: NewStore<'_>,
     ) -> Result<Rc<Self>, MetaError> {
-        let fs = match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
+        let (fs, is_unrepaired) = match (kv.get(store_key()).await?, kv.get(fs_key()).await?) {
             (Some(store), Some(fs)) => {
-                store::keep(&*kv, &StoreRow::decode(&store)?, new.home).await?;
-                FsRow::decode(&fs)?
+                let store = StoreRow::decode(&store)?;
+                store::keep(&*kv, &store, new.home).await?;
+                (FsRow::decode(&fs)?, store.is_unrepaired)
             }
             (None, None) if !store::has_rows(&*kv).await? => {
-                make_fs(env, &*kv, new, chunks.chunk_blocks()).await?
+                (make_fs(env, &*kv, new, chunks.chunk_blocks()).await?, false)
             }
             _ => return Err(store::LACKING.into()),
         };
@@ -85,7 +86,11 @@ impl MetaTarget {
         }
         let fs = sound;
         let names = Names::new(env, kv, gate, fs, last_ino);
-        let away = drop_lost(&names, &mut elsewhere).await?;
+        // Names of the past do not say which files a crash has lost: a repair keeps what targets have.
+        let away = match is_unrepaired {
+            true => Vec::new(),
+            false => drop_lost(&names, &mut elsewhere).await?,
+        };
         let parts = Parts::new(env, names, (chunks, elsewhere), clients);
         reaper::queue_removed(&parts).await?;
         if parts.elsewhere.are_several() {

@@ -81,6 +81,17 @@ impl Node {
             let why = "nothing was repaired: a copy of names and maps is being made; try again later";
             return Err(AdminError::Refused(why.into()));
         }
+        // It would not be looked at again when it comes back, and names that were set back know less than it.
+        if let Some(absent) = self.absent.first()
+            && self.restores.has(self.home().target_id())
+            && !self.restores.may_lack
+        {
+            return Err(AdminError::Refused(format!(
+                "target {} is away, and restored names are not repaired without it: {}\nbring back its drives; --accept-loss goes on without it",
+                absent.number.target(),
+                absent.why
+            )));
+        }
         let _out_of_use = self.serving.write().await;
         self.refuse_while_mounted()?;
         self.meta.wait_reaped().await;

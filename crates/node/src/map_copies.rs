@@ -128,9 +128,16 @@ pub(crate) struct Restores {
     pub(crate) now: Vec<(TargetId, Restored)>,
     /// Targets that an earlier one made anew, and nobody has repaired.
     pub(crate) earlier: Vec<TargetId>,
+    /// The repair may do without targets that are away.
+    pub(crate) may_lack: bool,
 }
 
 impl Restores {
+    /// True if a target was made anew and is not repaired yet.
+    pub(crate) fn has(&self, target: TargetId) -> bool {
+        self.earlier.contains(&target) || self.now.iter().any(|(now, _)| *now == target)
+    }
+
     /// Adds a target that was opened.
     pub(crate) fn add(&mut self, target: TargetId, now: Option<Restored>, is_unrepaired: bool) {
         match now {

@@ -33,13 +33,20 @@ pub(crate) struct Stack {
     pub(crate) copies: Rc<MapCopies>,
 }
 
+/// The repair that follows a restore.
+#[derive(Clone, Copy)]
+pub(crate) struct RepairAfter {
+    /// It may do without stacks that are away.
+    pub(crate) may_lack: bool,
+}
+
 /// The parameters of the opening of a stack.
 pub(crate) struct HowToOpen<'a> {
     pub(crate) env: &'a Env,
     pub(crate) events: &'a Rc<Events>,
     pub(crate) mode: Mode,
-    /// Also opens a stack that was made anew and not repaired yet.
-    pub(crate) is_repair: bool,
+    /// Stacks that were made anew and not repaired yet are opened for this repair only.
+    pub(crate) repair: Option<RepairAfter>,
     /// A number that changes with every start, the same for all targets of a store.
     pub(crate) generation: u64,
     /// Stacks of the store.
@@ -98,7 +105,7 @@ impl HowToOpen<'_> {
             Err(error) => return Err(with_copy(error.into(), of_stack).await),
         };
         let is_unrepaired = row.as_ref().is_some_and(|row| row.is_unrepaired);
-        if is_unrepaired && !self.is_repair {
+        if is_unrepaired && self.repair.is_none() {
             return Err(StartError::Refused(
                 "the store was made anew from a copy of the map, and not repaired yet: `penstock fs check --repair --map` goes on".into(),
             ));

@@ -13,7 +13,7 @@ use crate::holding::Holding;
 use crate::map_copies::{self, Restorable, Restore, Restores, Restoring};
 use crate::node::{Assembly, Node};
 use crate::scrubs::Scrubs;
-use crate::stack::{HowToOpen, OpenedStack, Stack};
+use crate::stack::{HowToOpen, OpenedStack, RepairAfter, Stack};
 use crate::stack_arrays::{Absent, StackArrays};
 use crate::{leases, watch};
 use futures_util::future::join_all;
@@ -320,7 +320,7 @@ impl Start {
             env,
             events: &events,
             mode,
-            is_repair: restore.is_some(),
+            repair: restore.map(|restore| RepairAfter { may_lack: restore.may_lack }),
             generation: env.random(),
             stacks,
             serving: &serving,
@@ -431,7 +431,9 @@ async fn open_services(
     mut restored: Restored,
     absent: &mut Vec<Absent>,
 ) -> Result<Services, StartError> {
-    let (mut stacks, mut names, mut restores) = (Vec::new(), None, Restores::default());
+    let may_lack = how.repair.is_some_and(|repair| repair.may_lack);
+    let mut restores = Restores { may_lack, ..Restores::default() };
+    let (mut stacks, mut names) = (Vec::new(), None);
     let is_absent = |absent: &[Absent], number| absent.iter().any(|absent| absent.number == number);
     for of_stack in arrays {
         let number = of_stack.number;

@@ -118,6 +118,8 @@ pub(crate) struct Diagnosis {
     bucket: Bucket,
     stage: Stage,
     others: Others,
+    /// The highest inode number of which another target has something.
+    highest_elsewhere: u64,
     pub(crate) findings: Findings,
     pub(crate) fixes: BTreeMap<Kind, Vec<Fix>>,
     pub(crate) traces: BTreeMap<Ino, Trace>,
@@ -338,7 +340,7 @@ impl Diagnosis {
         self.enter(Stage::Checked);
         let used = |(_, trace): &(&Ino, &Trace)| trace.is_known() || trace.has_data();
         let highest = self.traces.range(ROOT..=LAST_INO).filter(used).map(|(ino, _)| ino.0).max();
-        let highest = highest.unwrap_or(0);
+        let highest = highest.unwrap_or(0).max(self.highest_elsewhere);
         let reserved = self.reserved_ino;
         if highest > reserved {
             let text = format!("inode {highest} is in use and numbers are reserved up to {reserved}");

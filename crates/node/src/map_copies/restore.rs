@@ -261,7 +261,8 @@ impl Restoring<'_> {
     ) -> Result<Opened, StartError> {
         let mut planned = self.plan_all(all, false, absent).await?;
         let is_idle = |plans: &[Plan]| plans.iter().all(|plan| matches!(plan, Plan::Stay { .. }));
-        if is_idle(&planned) && self.how.is_forced {
+        // Force may be meant for a stack that is away.
+        if is_idle(&planned) && self.how.is_forced && absent.is_empty() {
             planned = self.plan_all(all, true, absent).await?;
         }
         if is_idle(&planned) {
@@ -274,10 +275,12 @@ impl Restoring<'_> {
                 Plan::Stay { .. } | Plan::Repair { .. } => None,
             })
             .collect();
-        if anew.iter().any(|anew| anew.home.has_names()) {
+        // Also if the restore of the names was interrupted: the repair is to compare all targets with them.
+        let of_names = planned.first().expect("the stack with the names is planned");
+        if !matches!(of_names, Plan::Stay { .. }) {
             self.refuse_without_all(absent)?;
         }
-        self.refuse_unconfirmed(&anew)?;
+        self.refuse_unconfirmed(&anew, absent)?;
         for anew in &anew {
             self.refuse_passed_over(anew)?;
             // Drives may have failed while rows were read.
@@ -286,7 +289,7 @@ impl Restoring<'_> {
             }
         }
         let mut opened = Opened::new();
-        let done = self.carry_out(&anew, all, &mut opened).await;
+        let done = self.carry_out(&anew, all, &mut opened, absent).await;
         match done {
             Ok(()) => Ok(opened),
             Err(error) => {
@@ -294,6 +297,10 @@ impl Restoring<'_> {
                 Err(error)
             }
         }
+    }
+
+    fn now_s(&self) -> u32 {
+        u32::try_from(self.env.wall_ns() / 1_000_000_000).unwrap_or(0)
     }
 
     fn may_lack_drives(&self) -> bool {
@@ -322,7 +329,7 @@ impl Restoring<'_> {
     /// Fails if names would be made anew without a stack that may know better than they.
     fn refuse_without_all(&self, absent: &[Absent]) -> Result<(), StartError> {
         let Some(absent) = absent.first() else { return Ok(()) };
-        if self.may_lack_drives() {
+        if self.how.may_lack {
             return Ok(());
         }
         Err(StartError::Refused(format!(
@@ -333,7 +340,7 @@ impl Restoring<'_> {
     }
 
     /// Fails with all that the restore would do, if nobody has agreed to it.
-    fn refuse_unconfirmed(&self, anew: &[&Anew]) -> Result<(), StartError> {
+    fn refuse_unconfirmed(&self, anew: &[&Anew], absent: &[Absent]) -> Result<(), StartError> {
         // Other copies than those that were agreed to need a consent of their own.
         let copies =
             anew.iter().fold(0, |all, anew| all ^ anew.found.anchor().id.rotate_left(anew.home.target.0));
@@ -345,7 +352,10 @@ impl Restoring<'_> {
         if is_confirmed {
             return Ok(());
         }
-        let why: Vec<String> = anew.iter().map(|anew| self.question(anew)).collect();
+        let away = absent.iter().map(|Absent { number, why }| {
+            format!("target {} is away, and is not restored: {why}", number.target())
+        });
+        let why: Vec<String> = away.chain(anew.iter().map(|anew| self.question(anew))).collect();
         let preview = |anew: &&Anew| restore_report(anew.home.target, &anew.preview, BTreeMap::new());
         let previews = anew.iter().map(preview).collect();
         Err(StartError::Unconfirmed { why: why.join("\n"), copies, previews })
@@ -437,7 +447,7 @@ impl Restoring<'_> {
         let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
         // All that a restore reads can be read, before anything is given up.
         let try_it = async |may_lack| {
-            let mut names = RestoredNames::new(home, kept, newer_number);
+            let mut names = RestoredNames::new(home, kept, newer_number, self.now_s());
             let how = How { newer, may_lack };
             let preview = scoped(preview(&found, &volume, &mut names, how)).await?;
             Ok::<_, ChunkError>((preview, names.number()?.0))
@@ -483,12 +493,14 @@ impl Restoring<'_> {
         })))
     }
 
-    /// Makes these stacks anew. Numbers for the files of newer blocks are reserved before they are given.
+    /// Makes these stacks anew. Numbers for the files of newer blocks are reserved before they are given. A
+    /// stack without names of which that fails is absent, and is made anew by another restore.
     async fn carry_out(
         &self,
         anew: &[&Anew],
         all: &[Restorable<'_>],
         opened: &mut Opened,
+        absent: &mut Vec<Absent>,
     ) -> Result<(), StartError> {
         let of_names = anew.iter().find(|anew| anew.home.has_names());
         if let Some(anew) = of_names {
@@ -508,8 +520,10 @@ impl Restoring<'_> {
         let reserved = reserve_for_newer(&**names).await?;
         for anew in others() {
             let number = number_of_newer(reserved, anew.home.target);
-            let (kv, restored) = self.make_anew(anew, number).await?;
-            opened.insert(anew.home.stack, (kv, Some(restored)));
+            match self.make_anew(anew, number).await {
+                Ok((kv, restored)) => drop(opened.insert(anew.home.stack, (kv, Some(restored)))),
+                Err(error) => absent.push(Absent { number: anew.home.stack, why: error.to_string() }),
+            }
         }
         Ok(())
     }
@@ -532,7 +546,7 @@ impl Restoring<'_> {
         let kv = arrays.open_kv(self.env, self.mode).await?;
         let shared: Rc<dyn Kv> = kv.clone();
         let kept = to_u16(to_usize(anchor_stripes(anew.volume.stripe_blocks())));
-        let mut names = RestoredNames::new(anew.home, kept, newer_number);
+        let mut names = RestoredNames::new(anew.home, kept, newer_number, self.now_s());
         match scoped(restore(found, &anew.volume, &*shared, &mut names, anew.how)).await {
             Ok(restored) => {
                 found

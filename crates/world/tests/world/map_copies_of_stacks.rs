@@ -162,6 +162,41 @@ fn each_stack_comes_back_from_a_copy_of_its_own() {
     }
 }
 
+/// Regression: the second restore of the names from one copy gave inode numbers again, and the opening
+/// dropped what other targets had under them.
+#[test]
+fn names_that_are_lost_twice_come_back_from_one_copy() {
+    let site = lost(6050, &[0]);
+    let world = World::new(6051);
+    let run = world.run(async {
+        restore(&site, &world).await.unwrap();
+        let machine = site.start(&world, &[]).await.unwrap();
+        add(&machine, "after", 7).await;
+        machine.client.sync_all().await.unwrap();
+        machine.env.sleep(Duration::from_secs(60)).await;
+        lose_rows_on(&machine.node.find_arrays(Some("meta.0")).unwrap()[0]).await;
+    });
+    run.unwrap();
+    site.cut(&world);
+    let world = World::new(6052);
+    let run = world.run(async {
+        let report = restore(&site, &world).await.unwrap();
+        assert_eq!(report.result, "mended", "{:?}", report.now);
+        let machine = site.start(&world, &[]).await.unwrap();
+        check(&machine, &[0]).await;
+        let found = walk(&machine).await;
+        for (seed, chunk) in [7, 100, 101, 102, 103].into_iter().flat_map(|seed| [(seed, 1), (seed, 2)]) {
+            let wanted = bytes(seed, chunk);
+            let has = |contents: &Vec<u8>| contents.chunks(LEN).any(|found| found == wanted);
+            let mut files = found.values().filter_map(|(_, contents)| contents.as_ref());
+            assert!(files.any(has), "chunk {chunk} of file {seed} is in no file: {:?}", found.keys());
+        }
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
 /// Nothing is changed before an administrator has agreed to all copies.
 #[test]
 fn all_copies_are_asked_for_at_once() {
@@ -209,6 +244,10 @@ fn names_are_not_restored_without_all_stacks() {
     let run = world.run(async {
         let careful = confirmed(Newer::AreCollected).map(|how| Restore { may_lack: false, ..how });
         site.restore.set(careful);
+        let refused = site.start(&world, &[]).await.err().unwrap().to_string();
+        assert!(refused.contains("target 1 is away, and names are not set back without it"), "{refused}");
+        // Force is no consent to that.
+        site.restore.set(careful.map(|how| Restore { is_forced: true, ..how }));
         let refused = site.start(&world, &[]).await.err().unwrap().to_string();
         assert!(refused.contains("target 1 is away, and names are not set back without it"), "{refused}");
     });

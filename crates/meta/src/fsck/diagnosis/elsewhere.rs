@@ -5,6 +5,7 @@
 
 use super::trace::Trace;
 use super::{Diagnosis, Field, Fix, Stage};
+use crate::LAST_INO;
 use crate::inode::FileKind;
 use crate::rows::decode_queued;
 use penstock_base::{BLOCK_BYTES, DecodeError, Finding, FindingKind as Kind, Ino, TargetId, hex};
@@ -41,6 +42,9 @@ impl Diagnosis {
         self.chunks += check.chunks;
         self.blocks += check.blocks;
         for (ino, owned) in check.owners.into_iter().filter(|(ino, _)| !is_copy(*ino)) {
+            if ino <= LAST_INO {
+                self.highest_elsewhere = self.highest_elsewhere.max(ino.0);
+            }
             self.others.owned.entry(ino).or_default().push((target, owned));
         }
         let mut fixed = BTreeSet::new();

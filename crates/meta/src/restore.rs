@@ -77,17 +77,21 @@ pub fn number_of_newer(reserved: u64, target: TargetId) -> Ino {
     Ino(reserved + 1 + u64::from(target.0))
 }
 
+/// The row of the file system.
+async fn fs_row(kv: &dyn Kv) -> Result<FsRow, MetaError> {
+    let row = kv.get(fs_key()).await?.ok_or(store::LACKING)?;
+    Ok(FsRow::decode(&row)?)
+}
+
 /// The highest inode number that the store with the names has reserved.
 pub async fn reserved_inodes(kv: &dyn Kv) -> Result<u64, MetaError> {
-    let row = kv.get(fs_key()).await?.ok_or(store::LACKING)?;
-    Ok(FsRow::decode(&row)?.reserved_ino)
+    Ok(fs_row(kv).await?.reserved_ino)
 }
 
 /// Reserves numbers for the files of newer blocks of all targets, durably, in the store with the names.
 /// Returns what was reserved before, for [`number_of_newer`].
 pub async fn reserve_for_newer(kv: &dyn Kv) -> Result<u64, MetaError> {
-    let row = kv.get(fs_key()).await?.ok_or(store::LACKING)?;
-    let fs = FsRow::decode(&row)?;
+    let fs = fs_row(kv).await?;
     let reserved = fs.reserved_ino;
     if !(ROOT.0..=LAST_INO.0 - FOR_NEWER).contains(&reserved) {
         let why = "no inode numbers are left";
@@ -152,9 +156,8 @@ mod tests {
     use crate::rows::inode_key;
     use penstock_base::{ArrayId, Id128, StackNo};
 
-    #[test]
-    fn numbers_go_on_behind_those_that_may_have_been_given() {
-        let fs = FsRow {
+    fn fs(last_queued: u64) -> FsRow {
+        FsRow {
             id: Id128([1; 16]),
             name: "main".into(),
             created_ns: 5,
@@ -162,8 +165,13 @@ mod tests {
             reserved_ino: ROOT.0 + 4096,
             last_session: 7,
             chunk_blocks: 256,
-            last_queued: 0,
-        };
+            last_queued,
+        }
+    }
+
+    #[test]
+    fn numbers_go_on_behind_those_that_may_have_been_given() {
+        let fs = fs(0);
         let home = Home { data: ArrayId(Id128([3; 16])), ..Home::default() };
         let store = StoreRow { home, kept_stripes: 2, ..StoreRow::default() };
         let mut names = RestoredNames::new(home, 2, Ino(0), 5);
@@ -201,16 +209,7 @@ mod tests {
     fn a_later_restore_goes_on_behind_the_numbers_of_an_earlier_one() {
         let home = Home { is_one_of_several: true, ..Home::default() };
         let store = StoreRow { features: home.features(), home, kept_stripes: 2, ..StoreRow::default() };
-        let fs = FsRow {
-            id: Id128([1; 16]),
-            name: "main".into(),
-            created_ns: 5,
-            secret: Id128([2; 16]),
-            reserved_ino: ROOT.0 + 4096,
-            last_session: 7,
-            chunk_blocks: 256,
-            last_queued: 9,
-        };
+        let fs = fs(9);
         let queued = |now_s| {
             let mut names = RestoredNames::new(home, 2, Ino(0), now_s);
             assert_eq!(names.row(&store_key(), &store.encode()), Ok(None));

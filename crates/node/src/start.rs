@@ -10,7 +10,7 @@ use crate::error::StartError;
 use crate::event::{EventKind, Severity};
 use crate::events::Events;
 use crate::holding::Holding;
-use crate::map_copies::{self, Restorable, Restore, Restores, Restoring};
+use crate::map_copies::{Opened, Restorable, Restore, Restores, Restoring};
 use crate::node::{Assembly, Node};
 use crate::scrubs::Scrubs;
 use crate::stack::{HowToOpen, OpenedStack, RepairAfter, Stack};
@@ -329,7 +329,7 @@ impl Start {
         let services = async {
             let restored = match restore {
                 Some(restore) => Box::pin(restore_rows(&how, restore, &opened, &mut absent)).await?,
-                None => Restored::new(),
+                None => Opened::new(),
             };
             Box::pin(open_services(&how, &opened, restored, &mut absent)).await
         };
@@ -400,16 +400,13 @@ async fn read_stack(
     Ok(data.zip(meta).map(|(data, meta)| Openings { data, meta }))
 }
 
-/// Stacks whose key-value stores a restore has opened.
-type Restored = map_copies::Opened;
-
 /// Makes key-value stores anew from copies of the map.
 async fn restore_rows(
     how: &HowToOpen<'_>,
     restore: Restore,
     arrays: &[StackArrays],
     absent: &mut Vec<Absent>,
-) -> Result<Restored, StartError> {
+) -> Result<Opened, StartError> {
     let restorable = |arrays| Restorable { arrays, home: how.home(arrays) };
     let all: Vec<Restorable<'_>> = arrays.iter().map(restorable).collect();
     let restoring = Restoring { env: how.env, mode: how.mode, how: restore, stacks: how.stacks };
@@ -428,7 +425,7 @@ struct Services {
 async fn open_services(
     how: &HowToOpen<'_>,
     arrays: &[StackArrays],
-    mut restored: Restored,
+    mut restored: Opened,
     absent: &mut Vec<Absent>,
 ) -> Result<Services, StartError> {
     let may_lack = how.repair.is_some_and(|repair| repair.may_lack);

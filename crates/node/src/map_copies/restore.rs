@@ -8,8 +8,7 @@
 
 use super::restore_report;
 use crate::error::StartError;
-use crate::stack_arrays::Absent;
-use crate::stack_arrays::StackArrays;
+use crate::stack_arrays::{Absent, StackArrays};
 use penstock_array::{ArrayError, Discard, Volume};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::rank::scoped;
@@ -299,8 +298,11 @@ impl Restoring<'_> {
         }
     }
 
-    fn now_s(&self) -> u32 {
-        u32::try_from(self.env.wall_ns() / 1_000_000_000).unwrap_or(0)
+    /// The rows of names on their way into a stack with this volume.
+    fn names(&self, home: Home, volume: &Volume, newer_number: Ino) -> RestoredNames {
+        let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
+        let now_s = u32::try_from(self.env.wall_ns() / 1_000_000_000).unwrap_or(0);
+        RestoredNames::new(home, kept, newer_number, now_s)
     }
 
     fn may_lack_drives(&self) -> bool {
@@ -444,10 +446,9 @@ impl Restoring<'_> {
             found.as_ref().is_ok_and(|found| found.passed_over().is_empty())
         };
         let found = tried(env, is_newest, async || scoped(find(&volume, &anchors)).await).await?;
-        let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
         // All that a restore reads can be read, before anything is given up.
         let try_it = async |may_lack| {
-            let mut names = RestoredNames::new(home, kept, newer_number, self.now_s());
+            let mut names = self.names(home, &volume, newer_number);
             let how = How { newer, may_lack };
             let preview = scoped(preview(&found, &volume, &mut names, how)).await?;
             Ok::<_, ChunkError>((preview, names.number()?.0))
@@ -545,8 +546,7 @@ impl Restoring<'_> {
         }
         let kv = arrays.open_kv(self.env, self.mode).await?;
         let shared: Rc<dyn Kv> = kv.clone();
-        let kept = to_u16(to_usize(anchor_stripes(anew.volume.stripe_blocks())));
-        let mut names = RestoredNames::new(anew.home, kept, newer_number, self.now_s());
+        let mut names = self.names(anew.home, &anew.volume, newer_number);
         match scoped(restore(found, &anew.volume, &*shared, &mut names, anew.how)).await {
             Ok(restored) => {
                 found

@@ -246,19 +246,17 @@ fn a_store_with_its_rows_is_not_restored() {
     world.destroy();
 }
 
-/// The power is cut at each kind of write of a restore: it is made again, or was done.
-#[test]
-fn a_restore_that_a_power_cut_interrupts_is_made_again() {
-    let damaged = lost(620, change_all);
-    let (site, world) = (damaged.duplicate(), World::new(621));
+/// Cuts the power up to so many times at each kind of write of a restore of a damaged store. `after` each cut
+/// gets the site, and a number and a name that say where it was.
+pub fn cut_restores(damaged: &Site, seed: u64, cuts: u64, mut after: impl FnMut(&Site, u64, &str)) {
+    let (site, world) = (damaged.duplicate(), World::new(seed));
     world.run(restore(&site, &world)).unwrap().unwrap();
     let hits = world.hits();
     world.destroy();
-    let (mut again, mut done) = (0, 0);
     for (name, count) in hits {
-        for cut in 0..5.min(count) {
-            let nth = cut * count / 5.min(count);
-            let (site, world) = (damaged.duplicate(), World::new(621));
+        for cut in 0..cuts.min(count) {
+            let nth = cut * count / cuts.min(count);
+            let (site, world) = (damaged.duplicate(), World::new(seed));
             world.plan_cut(CutPlan { site: name.to_owned(), nth });
             let ended = world.run(restore(&site, &world));
             site.restore.set(None);
@@ -267,26 +265,35 @@ fn a_restore_that_a_power_cut_interrupts_is_made_again() {
                 continue;
             }
             site.cut(&world);
-            let world = World::new(622 + nth);
-            let run = world.run(async {
-                let machine = match site.start(&world, &[]).await {
-                    Ok(machine) => {
-                        done += 1;
-                        machine
-                    }
-                    Err(_) => {
-                        restore(&site, &world).await.unwrap_or_else(|error| panic!("{name} {nth}: {error}"));
-                        again += 1;
-                        site.start(&world, &[]).await.unwrap()
-                    }
-                };
-                check(&machine).await;
-                machine.stop().await;
-            });
-            run.unwrap();
-            world.destroy();
+            after(&site, nth, name);
         }
     }
+}
+
+/// The power is cut at each kind of write of a restore: it is made again, or was done.
+#[test]
+fn a_restore_that_a_power_cut_interrupts_is_made_again() {
+    let (mut again, mut done) = (0, 0);
+    cut_restores(&lost(620, change_all), 621, 5, |site, nth, name| {
+        let world = World::new(622 + nth);
+        let run = world.run(async {
+            let machine = match site.start(&world, &[]).await {
+                Ok(machine) => {
+                    done += 1;
+                    machine
+                }
+                Err(_) => {
+                    restore(site, &world).await.unwrap_or_else(|error| panic!("{name} {nth}: {error}"));
+                    again += 1;
+                    site.start(&world, &[]).await.unwrap()
+                }
+            };
+            check(&machine).await;
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    });
     assert!(again > 10, "{again} made again, {done} were done");
 }
 

@@ -1,13 +1,13 @@
 //! Stores of several stacks of which some lose their key-value store, and get it back from a copy of the map.
 
 use crate::machine::{Machine, Site};
-use crate::map_copies::{confirmed, lose_rows_on, restore, write};
+use crate::map_copies::{confirmed, cut_restores, lose_rows_on, restore, write};
 use crate::model::make_file;
 use crate::repair::walk;
 use crate::stacks::{resize, wipe_labels};
 use penstock_base::BLOCK_BYTES;
 use penstock_node::{Consent, Newer, Restore, StartError};
-use penstock_sim::{CutPlan, World};
+use penstock_sim::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -259,44 +259,26 @@ fn names_are_not_restored_without_all_stacks() {
 #[test]
 fn a_restore_of_several_stacks_is_made_again_after_a_power_cut() {
     const LOST: &[u16] = &[0, 2];
-    let damaged = lost(6300, LOST);
-    let (site, world) = (damaged.duplicate(), World::new(6301));
-    world.run(restore(&site, &world)).unwrap().unwrap();
-    let hits = world.hits();
-    world.destroy();
     let (mut again, mut done) = (0, 0);
-    for (name, count) in hits {
-        for cut in 0..4.min(count) {
-            let nth = cut * count / 4.min(count);
-            let (site, world) = (damaged.duplicate(), World::new(6301));
-            world.plan_cut(CutPlan { site: name.to_owned(), nth });
-            let ended = world.run(restore(&site, &world));
-            site.restore.set(None);
-            if ended.is_ok() {
-                world.destroy();
-                continue;
-            }
-            site.cut(&world);
-            let world = World::new(6302 + nth);
-            let run = world.run(async {
-                let context = format!("cut at {name} {nth}");
-                match restore(&site, &world).await {
-                    Ok(_) => again += 1,
-                    // The repair was the last step.
-                    Err(error) => {
-                        let error = error.to_string();
-                        assert!(error.contains("every row of this store can be read"), "{context}: {error}");
-                        done += 1;
-                    }
+    cut_restores(&lost(6300, LOST), 6301, 4, |site, nth, name| {
+        let world = World::new(6302 + nth);
+        let run = world.run(async {
+            let context = format!("cut at {name} {nth}");
+            match restore(site, &world).await {
+                Ok(_) => again += 1,
+                // The repair was the last step.
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(error.contains("every row of this store can be read"), "{context}: {error}");
+                    done += 1;
                 }
-                let machine =
-                    site.start(&world, &[]).await.unwrap_or_else(|error| panic!("{context}: {error}"));
-                check(&machine, LOST).await;
-                machine.stop().await;
-            });
-            run.unwrap();
-            world.destroy();
-        }
-    }
+            }
+            let machine = site.start(&world, &[]).await.unwrap_or_else(|error| panic!("{context}: {error}"));
+            check(&machine, LOST).await;
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    });
     assert!(again > 10, "{again} restores were made again, {done} were done");
 }

@@ -141,10 +141,12 @@ fn drives(text: &mut Text, status: &StatusReport) {
 }
 
 fn stacks(text: &mut Text, status: &StatusReport) {
-    let metrics: [Metric<penstock_node::StackReport>; 9] = [
+    let metrics: [Metric<penstock_node::StackReport>; 11] = [
         ("stack_serves", "gauge", "Whether the stack serves", |stack| u64::from(stack.reason.is_none())),
         ("target_total_bytes", "gauge", "Size of the target", |stack| stack.total_bytes),
         ("target_free_bytes", "gauge", "Free space of the target", |stack| stack.free_bytes),
+        ("target_borrowed_bytes", "gauge", "Space of other targets on loan", |stack| stack.borrowed_bytes),
+        ("target_lent_bytes", "gauge", "Space that other targets have on loan", |stack| stack.lent_bytes),
         ("target_queued_work", "gauge", "Removals, truncations and changes of owners yet to do", |stack| {
             stack.queued_work
         }),

@@ -25,6 +25,10 @@ macro_rules! kinds {
 }
 
 kinds! {
+    /// The row of a loan cannot be read, at the lender or at the borrower.
+    BadLoanRow "bad_loan_row",
+    /// Lender and borrower do not know a loan alike.
+    LoanDisagrees "loan_disagrees",
     /// A block that belongs to a file is marked as free.
     BlockNotMarked "block_not_marked",
     /// An allocation group's row cannot be read, or names blocks that the volume does not have.

@@ -25,12 +25,15 @@ use crate::ChunkError;
 use crate::free::{Kind, Run, Space, SpaceUsage, Use};
 use crate::idle::Idle;
 use crate::ranks;
-use penstock_array::{ArrayError, Discard, Volume};
+use crate::rows::Borrowed;
+use crate::volumes::Volumes;
+use penstock_array::{ArrayError, Discard};
 use penstock_base::Env;
 use penstock_base::rank::{RankedGuard, RankedMutex};
 use penstock_kv::Kv;
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 pub(crate) use sweep::STRIPES_AT_A_TIME;
@@ -43,10 +46,19 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Shortest time that a stripe rests before it is discarded on the drives. The longest is about twice that.
 const REST: Duration = Duration::from_secs(5);
 
+/// The stripes that blocks may come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Those of the target's own volume.
+    Own,
+    /// Also those of loans, if no other block is free.
+    Any,
+}
+
 /// The free space of one target.
 pub(crate) struct Allocator {
     env: Env,
-    volume: Volume,
+    volumes: Rc<Volumes>,
     kv: Rc<dyn Kv>,
     chunk_blocks: u32,
     space: RefCell<Space>,
@@ -70,14 +82,14 @@ pub(crate) struct Allocator {
 impl Allocator {
     pub(crate) fn new(
         env: &Env,
-        volume: &Volume,
+        volumes: &Rc<Volumes>,
         kv: &Rc<dyn Kv>,
         space: Space,
         chunk_blocks: u32,
     ) -> Rc<Self> {
         Rc::new(Self {
             env: env.clone(),
-            volume: volume.clone(),
+            volumes: volumes.clone(),
             kv: kv.clone(),
             chunk_blocks,
             space: RefCell::new(space),
@@ -157,36 +169,41 @@ impl Allocator {
 
     /// Allocates one run of up to `wanted` blocks. The caller has reserved them, so they are free or in a
     /// discard.
-    pub(crate) async fn allocate_reserved(&self, wanted: u64) -> Result<Run, ChunkError> {
+    pub(crate) async fn allocate_reserved(&self, wanted: u64, source: Source) -> Result<Run, ChunkError> {
         assert!(wanted > 0, "a run has a block");
         self.compare().await?;
-        let mut run = self.allocate(wanted).await?;
+        let mut run = self.allocate(wanted, source).await?;
         if run.is_none() {
             // The missing blocks are in a running discard.
             let _no_discard = self.discarding.lock().await;
-            run = self.allocate(wanted).await?;
+            run = self.allocate(wanted, source).await?;
         }
         while run.is_none() && !self.is_swept() {
             // Or in stripes that the sweep has not come to.
             self.sweep_on().await?;
-            run = self.allocate(wanted).await?;
+            run = self.allocate(wanted, source).await?;
         }
         if run.is_none() {
             // Some stripe may be usable again, and that is not told of each.
             self.space.borrow_mut().clear_unusable();
-            run = self.allocate(wanted).await?;
+            run = self.allocate(wanted, source).await?;
         }
         assert!(run.is_none_or(|(_, count)| (1..=wanted).contains(&count)), "{run:?} for {wanted} blocks");
         run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: wanted })
     }
 
     /// Allocates one run of up to `wanted` blocks; none if no block is free that may be used.
-    async fn allocate(&self, wanted: u64) -> Result<Option<Run>, ChunkError> {
+    async fn allocate(&self, wanted: u64, source: Source) -> Result<Option<Run>, ChunkError> {
         loop {
-            let freed_before = self.space.borrow().freed();
-            for kind in [Kind::Partial, Kind::Empty] {
-                let mut from = 0;
-                while let Some(group) = self.next_group(kind, from) {
+            let (freed_before, groups) = (self.space.borrow().freed(), self.space.borrow().groups());
+            let borrowed = groups.own()..groups.count();
+            let sources = [0..groups.own(), if source == Source::Any { borrowed } else { 0..0 }];
+            for (range, kind) in sources
+                .into_iter()
+                .flat_map(|range| [Kind::Partial, Kind::Empty].map(|kind| (range.clone(), kind)))
+            {
+                let mut from = range.start;
+                while let Some(group) = self.next_group(kind, from..range.end) {
                     self.load(group).await?;
                     if let Some(stripe) = self.usable_in(group, kind).await? {
                         assert!(self.is_loaded(stripe), "group {group} is in memory until the next wait");
@@ -205,9 +222,8 @@ impl Allocator {
         }
     }
 
-    fn next_group(&self, kind: Kind, from: u64) -> Option<u64> {
-        let space = self.space.borrow();
-        space.next_usable_group(kind, from..space.groups().count())
+    fn next_group(&self, kind: Kind, range: Range<u64>) -> Option<u64> {
+        self.space.borrow().next_usable_group(kind, range)
     }
 
     /// The first stripe of a kind in a group from which blocks may be allocated. The group is in memory
@@ -216,16 +232,16 @@ impl Allocator {
         let mut written = BTreeSet::new();
         loop {
             let is_usable = |stripe: u64| {
-                let is_unreadable = self.volume.knows_unreadable(stripe) == Some(true);
+                let is_unreadable = self.volumes.knows_unreadable(stripe) == Some(true);
                 !is_unreadable && (self.is_judged(stripe) || !written.contains(&stripe))
             };
             let found = self.space.borrow().first_in(group, kind, is_usable);
             let Some(stripe) = found else { return Ok(None) };
             if kind == Kind::Partial || self.is_judged(stripe) {
-                if self.volume.knows_unreadable(stripe).is_some() {
+                if self.volumes.knows_unreadable(stripe).is_some() {
                     return Ok(Some(stripe));
                 }
-                self.volume.look_at(stripe).await?;
+                self.volumes.look_at(stripe).await?;
                 // Others may have taken its blocks.
                 self.load(group).await?;
                 continue;
@@ -243,11 +259,11 @@ impl Allocator {
     /// it. That is so, and its group is in memory, until the next wait.
     async fn is_unwritten(&self, stripe: u64) -> Result<Option<bool>, ChunkError> {
         loop {
-            let is_unwritten = match self.volume.knows_unwritten(stripe) {
-                None => match self.volume.is_unwritten(stripe).await {
+            let is_unwritten = match self.volumes.knows_unwritten(stripe) {
+                None => match self.volumes.is_unwritten(stripe).await {
                     Ok(_) => continue,
-                    Err(ArrayError::Damaged { .. }) => None,
-                    Err(error) => return Err(error.into()),
+                    Err(ChunkError::Array(ArrayError::Damaged { .. })) => None,
+                    Err(error) => return Err(error),
                 },
                 known => known,
             };
@@ -279,6 +295,21 @@ impl Allocator {
         }
     }
 
+    /// A loan of which no block is used ends.
+    pub(crate) fn end_loan(&self, group: u64) -> Borrowed {
+        let borrowed = self.space.borrow_mut().end_loan(group);
+        let within = self.space.borrow().groups().stripes_of(group..group + 1);
+        self.idle.borrow_mut().forget(within);
+        borrowed
+    }
+
+    /// A loan ends, whatever was used of it: its lender does not have it.
+    pub(crate) fn drop_loan(&self, group: u64) {
+        self.space.borrow_mut().drop_loan(group);
+        let within = self.space.borrow().groups().stripes_of(group..group + 1);
+        self.idle.borrow_mut().forget(within);
+    }
+
     /// Discards stripes that have rested, one batch at a time, until the target is closed.
     pub(crate) async fn run(self: Rc<Self>) {
         loop {
@@ -287,7 +318,7 @@ impl Allocator {
             }
             self.env.sleep(REST).await;
             while !self.closed.get() {
-                match self.discard_some(Discard::OnDrives).await {
+                match self.discard_some(Discard::OnDrives, 0..u64::MAX).await {
                     Ok(0) => break,
                     Ok(_) => self.env.sleep(PAUSE).await,
                     Err(ChunkError::Array(ArrayError::Closed)) => return,
@@ -305,20 +336,35 @@ impl Allocator {
         }
     }
 
-    /// Takes an empty stripe for a write of a full chunk, preferably one that was written before. `None` if
-    /// no stripe is empty, or if too few blocks are free beside the reservations of others; `mine` blocks are
-    /// reserved for this write.
-    pub(crate) async fn take_empty_stripe(&self, mine: u64) -> Result<Option<u64>, ChunkError> {
+    /// Takes an empty stripe for a write of a full chunk, preferably one that was written before, and one of
+    /// the volume before those of loans. `None` if no stripe is empty, or if too few blocks are free beside
+    /// the reservations of others; `mine` blocks are reserved for this write.
+    pub(crate) async fn take_empty_stripe(
+        &self,
+        mine: u64,
+        source: Source,
+    ) -> Result<Option<u64>, ChunkError> {
+        let groups = self.space.borrow().groups();
+        let own = self.take_empty_within(mine, 0..groups.own()).await?;
+        if own.is_some() || source == Source::Own || groups.own() == groups.count() {
+            return Ok(own);
+        }
+        self.take_empty_within(mine, groups.own()..groups.count()).await
+    }
+
+    /// The same for the stripes of some groups.
+    async fn take_empty_within(&self, mine: u64, range: Range<u64>) -> Result<Option<u64>, ChunkError> {
         self.compare().await?;
+        let within = self.space.borrow().groups().stripes_of(range.clone());
         // Nothing is awaited between this test and the allocation that relies on it.
-        let has_space = || self.space.borrow().has_beside_reservations(self.volume.stripe_blocks(), mine);
+        let has_space = || self.space.borrow().has_beside_reservations(self.volumes.stripe_blocks(), mine);
         let take = async |stripe: u64| {
             let is_unwritten = self.is_unwritten(stripe).await? == Some(true);
             Ok::<_, ChunkError>(is_unwritten && has_space() && self.space.borrow_mut().take_stripe(stripe))
         };
         let mut written = BTreeSet::new();
         while has_space() {
-            let reusable = self.idle.borrow_mut().take_reusable();
+            let reusable = self.idle.borrow_mut().take_reusable(within.clone());
             if let Some(stripe) = reusable {
                 match take(stripe).await {
                     Ok(true) => return Ok(Some(stripe)),
@@ -329,13 +375,13 @@ impl Allocator {
                     }
                 }
             }
-            if self.discard_some(Discard::InTable).await? == 0 {
+            if self.discard_some(Discard::InTable, within.clone()).await? == 0 {
                 let may_be_unwritten = |stripe: u64| {
                     !written.contains(&stripe)
-                        && self.volume.knows_unreadable(stripe) != Some(true)
-                        && self.volume.knows_unwritten(stripe) != Some(false)
+                        && self.volumes.knows_unreadable(stripe) != Some(true)
+                        && self.volumes.knows_unwritten(stripe) != Some(false)
                 };
-                let Some(stripe) = self.last_empty(may_be_unwritten).await? else { break };
+                let Some(stripe) = self.last_empty(may_be_unwritten, range.clone()).await? else { break };
                 if take(stripe).await? {
                     return Ok(Some(stripe));
                 }
@@ -345,12 +391,16 @@ impl Allocator {
         Ok(None)
     }
 
-    /// The last empty stripe for which `usable` is true.
-    async fn last_empty(&self, usable: impl Fn(u64) -> bool) -> Result<Option<u64>, ChunkError> {
-        let mut until = self.space.borrow().groups().count();
+    /// The last empty stripe of some groups for which `usable` is true.
+    async fn last_empty(
+        &self,
+        usable: impl Fn(u64) -> bool,
+        range: Range<u64>,
+    ) -> Result<Option<u64>, ChunkError> {
+        let mut until = range.end;
         loop {
-            let group = self.space.borrow().last_usable_group(until);
-            let Some(group) = group else { return Ok(None) };
+            let last = self.space.borrow().last_usable_group(until);
+            let Some(group) = last.filter(|group| range.contains(group)) else { return Ok(None) };
             self.load(group).await?;
             let found = self.space.borrow().last_empty_in(group, &usable);
             if found.is_some() {
@@ -361,22 +411,22 @@ impl Allocator {
         }
     }
 
-    /// Discards one run of idle stripes: any with [`Discard::InTable`], else only rested ones. Returns the
-    /// number of stripes available or discarded; 0 if none may be discarded.
-    async fn discard_some(&self, how: Discard) -> Result<u64, ChunkError> {
+    /// Discards one run of idle stripes of a range: any with [`Discard::InTable`], else only rested ones.
+    /// Returns the number of stripes available or discarded; 0 if none may be discarded.
+    async fn discard_some(&self, how: Discard, within: Range<u64>) -> Result<u64, ChunkError> {
         // A stripe without a bit may have blocks of a file.
         self.compare().await?;
         let _one = self.discarding.lock().await;
-        let found = self.idle.borrow().reusable_count();
+        let found = self.idle.borrow().reusable_count(within.clone());
         if how == Discard::InTable && found > 0 {
             // A caller that had the lock before discarded these in the table.
             return Ok(found);
         }
-        let per_stripe = self.volume.stripe_blocks();
-        let Some((first, count)) = self.take_idle(how).await? else { return Ok(0) };
+        let per_stripe = self.volumes.stripe_blocks();
+        let Some((first, count)) = self.take_idle(how, within).await? else { return Ok(0) };
         assert!((1..=BATCH).contains(&count), "a batch of {count} stripes");
         self.space.borrow_mut().set_discarding(count * per_stripe);
-        let result = self.volume.discard(first, count, how).await;
+        let result = self.volumes.discard(first, count, how).await;
         self.space.borrow_mut().set_discarding(0);
         _ = self.space.borrow_mut().free_uncommitted((first * per_stripe, count * per_stripe));
         let mut idle = self.idle.borrow_mut();
@@ -384,7 +434,7 @@ impl Allocator {
             Ok(left) => left,
             Err(error) => {
                 idle.put_back(first..first + count);
-                return Err(error.into());
+                return Err(error);
             }
         };
         if how == Discard::InTable {
@@ -395,12 +445,12 @@ impl Allocator {
         Ok(count)
     }
 
-    /// Takes the first run of idle stripes that are still empty, as first stripe and count.
-    async fn take_idle(&self, how: Discard) -> Result<Option<(u64, u64)>, ChunkError> {
-        let per_stripe = self.volume.stripe_blocks();
+    /// Takes the first run of idle stripes of a range that are still empty, as first stripe and count.
+    async fn take_idle(&self, how: Discard, within: Range<u64>) -> Result<Option<(u64, u64)>, ChunkError> {
+        let per_stripe = self.volumes.stripe_blocks();
         let mut run: Option<(u64, u64)> = None;
         loop {
-            let next = self.idle.borrow_mut().source(how).first().copied();
+            let next = self.idle.borrow_mut().source(how).range(within.clone()).next().copied();
             let Some(stripe) = next else { return Ok(run) };
             if run.is_some_and(|(first, count)| first + count != stripe || count == BATCH) {
                 return Ok(run);

@@ -11,6 +11,7 @@
 use crate::ChunkError;
 use crate::dirty::{DirtyRuns, Dropped};
 use crate::files::FileState;
+use crate::free::Groups;
 use crate::map::{ChunkMap, MapChanges};
 use crate::ranks;
 use crate::rows::{ChunkKey, Extent, FileRow, MapRow, map_range};
@@ -169,7 +170,7 @@ impl WantedRow {
 pub(crate) struct ChunkCache {
     kv: Rc<dyn Kv>,
     chunk_blocks: u32,
-    volume_blocks: u64,
+    groups: Rc<Cell<Groups>>,
     chunks: RefCell<BTreeMap<ChunkKey, Cached>>,
     locks: RankedLocks<ChunkKey>,
     files: RefCell<HashMap<FileId, Rc<FileState>>>,
@@ -187,11 +188,11 @@ pub(crate) struct ChunkCache {
 }
 
 impl ChunkCache {
-    pub(crate) fn new(kv: &Rc<dyn Kv>, chunk_blocks: u32, volume_blocks: u64) -> Rc<Self> {
+    pub(crate) fn new(kv: &Rc<dyn Kv>, chunk_blocks: u32, groups: Rc<Cell<Groups>>) -> Rc<Self> {
         Rc::new(Self {
             kv: kv.clone(),
             chunk_blocks,
-            volume_blocks,
+            groups,
             chunks: RefCell::default(),
             locks: RankedLocks::new(ranks::CHUNK),
             files: RefCell::default(),
@@ -349,9 +350,9 @@ impl ChunkCache {
 
     /// A row's extents, or an error if one exceeds the chunk or the volume.
     fn checked(&self, extents: Vec<Extent>) -> Result<Vec<Extent>, ChunkError> {
+        let groups = self.groups.get();
         let fits = |extent: &Extent| {
-            extent.first + extent.count <= self.chunk_blocks
-                && extent.block + u64::from(extent.count) <= self.volume_blocks
+            extent.first <= self.chunk_blocks && groups.valid_part(extent, self.chunk_blocks) == *extent
         };
         match extents.iter().all(fits) {
             true => Ok(extents),

@@ -14,9 +14,9 @@ use crate::files::FileState;
 use crate::free::Run;
 use crate::ranks;
 use crate::rows::{ChunkKey, FileRow, MapRow};
+use crate::volumes::Volumes;
 use crate::writeback::Writeback;
 use futures_util::future::join_all;
-use penstock_array::Volume;
 use penstock_base::locks::Exclusive;
 #[cfg(test)]
 use penstock_base::rank::RankedGuard;
@@ -38,7 +38,7 @@ const ROWS_TOGETHER: usize = 64;
 /// The commits of one target.
 pub(crate) struct Commits {
     pub(crate) env: Env,
-    pub(crate) volume: Volume,
+    pub(crate) volumes: Rc<Volumes>,
     pub(crate) kv: Rc<dyn Kv>,
     pub(crate) gate: Rc<Gate>,
     pub(crate) cache: Rc<ChunkCache>,
@@ -58,7 +58,7 @@ pub(crate) struct Commits {
 impl Commits {
     pub(crate) fn new(
         env: &Env,
-        volume: &Volume,
+        volumes: &Rc<Volumes>,
         kv: &Rc<dyn Kv>,
         gate: &Rc<Gate>,
         cache: &Rc<ChunkCache>,
@@ -67,7 +67,7 @@ impl Commits {
     ) -> Rc<Self> {
         Rc::new(Self {
             env: env.clone(),
-            volume: volume.clone(),
+            volumes: volumes.clone(),
             kv: kv.clone(),
             gate: gate.clone(),
             cache: cache.clone(),
@@ -85,6 +85,11 @@ impl Commits {
     /// Makes [`Self::run`] end.
     pub(crate) fn stop(&self) {
         self.closed.set(true);
+    }
+
+    /// True once it was stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.closed.get()
     }
 
     /// Keeps transactions from being committed.
@@ -138,7 +143,7 @@ impl Commits {
             let commits = some.iter().map(|file| scoped(self.commit_file(*file)));
             result = result.and(join_all(commits).await.into_iter().collect());
         }
-        self.volume.flush().await?;
+        self.volumes.flush_all().await?;
         self.sync().await?;
         result
     }
@@ -150,9 +155,9 @@ impl Commits {
         let changed = self.cache.keys_of(file, |chunk| chunk.map().is_changed()).into_iter();
         let changes: Vec<Changes> =
             changed.filter_map(|key| Changes::take(key, &self.cache.peek(key)?)).collect();
-        if let Err(error) = self.volume.flush().await {
+        if let Err(error) = self.volumes.flush(file).await {
             changes.into_iter().for_each(Changes::put_back);
-            return Err(error.into());
+            return Err(error);
         }
         // Each step is a transaction of its own: one that changes very many rows does not fit into a small
         // store.
@@ -237,20 +242,59 @@ impl Commits {
             None => drop(writes.delete(file_row)),
         }
         let account = self.accounts.change(file.branch, old, new, &mut writes);
-        let mut space = self.allocator.space_mut().commit(allocated, &freed);
-        std::mem::take(&mut space.rows).into_iter().for_each(|(key, row)| _ = writes.put(key, row));
-        match self.kv.commit(writes).await {
+        match self.commit_bits(allocated, &freed, writes).await {
             Ok(()) => {
                 state.committed(new);
-                self.reclaim.borrow_mut().extend(self.allocator.space_mut().end_commit(space));
                 Ok(())
             }
             Err(error) => {
                 self.accounts.undo(account);
+                Err(error)
+            }
+        }
+    }
+
+    /// Commits `writes` together with blocks that are used or free from then on. The groups of freed ones are
+    /// in memory.
+    async fn commit_bits(
+        &self,
+        allocated: Vec<Run>,
+        freed: &[Run],
+        mut writes: WriteSet,
+    ) -> Result<(), ChunkError> {
+        let mut space = self.allocator.space_mut().commit(allocated, freed);
+        std::mem::take(&mut space.rows).into_iter().for_each(|(key, row)| _ = writes.put(key, row));
+        match self.kv.commit(writes).await {
+            Ok(()) => {
+                self.reclaim.borrow_mut().extend(self.allocator.space_mut().end_commit(space));
+                Ok(())
+            }
+            Err(error) => {
                 self.allocator.space_mut().undo_commit(space);
                 Err(error.into())
             }
         }
+    }
+
+    /// Commits `writes` together with blocks that no file has: allocated ones, which are free again if it
+    /// fails, and freed ones.
+    pub(crate) async fn commit_runs(
+        &self,
+        allocated: Vec<Run>,
+        freed: &[Run],
+        writes: WriteSet,
+    ) -> Result<(), ChunkError> {
+        let committed = async {
+            let _changing = self.gate.change().await;
+            let _one_at_a_time = self.one_at_a_time.lock().await;
+            let _groups = self.allocator.pin_groups(freed).await?;
+            self.commit_bits(allocated.clone(), freed, writes).await
+        };
+        let committed = committed.await;
+        if committed.is_err() {
+            self.allocator.give_back_uncommitted(allocated);
+        }
+        committed
     }
 
     /// Makes committed rows durable, and the blocks that they freed available again.

@@ -17,13 +17,16 @@
 pub mod format;
 mod restore;
 
+pub use crate::rows::is_copy;
 pub use format::{Anchor, anchor_stripes};
 pub use restore::{ChangedFiles, Found, How, Names, Newer, Restored, find, preview, restore};
 
 use crate::ChunkError;
 use crate::files::{Known, REMOVED};
 use crate::free::Run;
-use crate::rows::{ChunkKey, FileRow, MapRow, all_accounts, all_counts, all_groups, file_of_key, map_range};
+use crate::rows::{
+    COPIES_END, ChunkKey, FileRow, MapRow, all_accounts, all_counts, all_groups, file_of_key, map_range,
+};
 use crate::target::Target;
 use crate::truncate::Behind;
 use format::{
@@ -54,8 +57,6 @@ const NONE_MADE: &str = "none was made there";
 /// Whatever is read counts as unreadable after so many tries, with this pause between.
 const TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(5);
-/// Inode numbers below this one are of copies: each is the serial number of one.
-const END: u64 = 1 << 40;
 
 /// Does something until the result is one to keep, at most three times, with a pause of 5 s between. Returns
 /// the last result: an error of the moment has passed by then.
@@ -70,14 +71,9 @@ pub async fn tried<T>(env: &Env, is_kept: impl Fn(&T) -> bool, mut one: impl Asy
     one().await
 }
 
-/// True for the number of a copy of the map, which has blocks and no inode.
-pub fn is_copy(ino: Ino) -> bool {
-    ino.0 < END
-}
-
 /// The file of a copy.
 fn file_of(serial: u64) -> FileId {
-    assert!(serial > 0 && serial < END, "copy {serial} has a number of its own");
+    assert!(serial > 0 && serial < COPIES_END, "copy {serial} has a number of its own");
     FileId::main(Ino(serial))
 }
 
@@ -341,7 +337,7 @@ impl Copies {
     async fn remove_others(&self, may_free: bool) -> Result<u64, ChunkError> {
         let kept: BTreeSet<u64> = self.known.borrow().iter().flatten().map(|anchor| anchor.serial).collect();
         let mut found = BTreeSet::new();
-        let (first, end) = (FileId::main(Ino(0)), FileId::main(Ino(END)));
+        let (first, end) = (FileId::main(Ino(0)), FileId::main(Ino(COPIES_END)));
         let files = (FileRow::key(first, Birth(u64::MAX)), FileRow::key(end, Birth(u64::MAX)));
         for range in [(map_range(first, 0).0, map_range(end, 0).0), files] {
             for_each_key(&*self.target.kv, range, |key| {

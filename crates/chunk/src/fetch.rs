@@ -2,7 +2,8 @@
 
 use crate::ChunkError;
 use crate::cache::Chunk;
-use penstock_array::{Blocks, Volume};
+use crate::volumes::Volumes;
+use penstock_array::Blocks;
 use penstock_base::num::to_u32;
 use penstock_base::{BLOCK_BYTES, Buf, ZERO_BLOCK_CRC};
 use penstock_drive::Io;
@@ -10,7 +11,7 @@ use std::cell::RefCell;
 
 /// Reads blocks of a chunk from memory and volume. Call under the chunk's lock.
 pub(crate) async fn fetch(
-    volume: &Volume,
+    volumes: &Volumes,
     chunk: &RefCell<Chunk>,
     first: u32,
     count: u32,
@@ -20,7 +21,7 @@ pub(crate) async fn fetch(
     let reads = plan.into_iter().map(|piece| async {
         Ok::<_, ChunkError>(match piece {
             Piece::Memory(blocks) => blocks,
-            Piece::Volume(block, count) => volume.read(block, count, io).await?,
+            Piece::Volume(block, count) => volumes.read(block, count, io).await?,
         })
     });
     let mut all = Blocks::default();

@@ -15,7 +15,10 @@
 //!   says so from its next change on, until a repair.
 //!
 //! Small extents come from partly used stripes, lowest first. Full stripes come from the top. So the two meet
-//! only when space is short.
+//! only when space is short. Blocks of loans come last.
+//!
+//! A borrowed group lacks the blocks that its loan does not have, all if there is no loan: they count as used
+//! in memory, and have no bits in its row, which is that of the loan.
 
 mod bitmap;
 mod bits;
@@ -23,7 +26,7 @@ mod group;
 mod group_set;
 mod groups;
 
-use crate::rows::{GROUPS_IN_A_ROW, counts_key, encode_counts, encode_group, group_key};
+use crate::rows::{Borrowed, GROUPS_IN_A_ROW, Loan, counts_key, encode_counts, encode_group, group_key};
 pub(crate) use bitmap::Bitmap;
 use group::{Group, counts_of};
 use group_set::GroupSet;
@@ -131,6 +134,10 @@ pub(crate) struct Space {
     suspects: BTreeSet<u64>,
     /// By use, groups in which no empty stripe may be used for it until the sweep or a discard has gone on.
     unusable: [BTreeSet<u64>; 2],
+    /// The loans, by their groups.
+    loans: BTreeMap<u64, Borrowed>,
+    /// Blocks that borrowed groups do not have.
+    lacking: u64,
 }
 
 impl Space {
@@ -151,6 +158,8 @@ impl Space {
             freed: 0,
             suspects: BTreeSet::new(),
             unusable: Default::default(),
+            loans: BTreeMap::new(),
+            lacking: 0,
         };
         (0..count).for_each(|group| space.set_counts(group, space.free_counts(group)));
         space
@@ -161,9 +170,118 @@ impl Space {
         self.groups
     }
 
-    /// The counts of a group with these bits.
+    /// The counts of a group whose row has these bits.
     pub(crate) fn counts_of(&self, group: u64, words: &[u64]) -> Counts {
-        counts_of(words, self.groups.blocks_in(group), self.groups.stripe_blocks())
+        match group < self.groups.own() {
+            true => counts_of(words, self.groups.blocks_in(group), self.groups.stripe_blocks()),
+            false => self.group_of(group, words).counts(),
+        }
+    }
+
+    /// A group whose row has these bits.
+    fn group_of(&self, group: u64, words: &[u64]) -> Group {
+        let (blocks, stripe_blocks) = (self.groups.blocks_in(group), self.groups.stripe_blocks());
+        Group::without(words, blocks, stripe_blocks, &self.lacking_in(group))
+    }
+
+    /// The runs that a group does not have, counted from its first block.
+    fn lacking_in(&self, group: u64) -> Vec<Run> {
+        let blocks = self.groups.blocks_in(group);
+        match self.loans.get(&group) {
+            _ if group < self.groups.own() => Vec::new(),
+            None => vec![(0, blocks)],
+            Some(borrowed) => lacking_of(&borrowed.loan, blocks, self.groups.stripe_blocks()),
+        }
+    }
+
+    /// The loans, by their groups.
+    pub(crate) fn loans(&self) -> &BTreeMap<u64, Borrowed> {
+        &self.loans
+    }
+
+    /// The first borrowed group without a loan. It is one that does not exist yet if all have one.
+    pub(crate) fn group_for_loan(&self) -> u64 {
+        (self.groups.own()..).find(|group| !self.loans.contains_key(group)).expect("there is a number")
+    }
+
+    /// The blocks of a loan are a group from now on, of which these are used.
+    pub(crate) fn add_loan(&mut self, group: u64, borrowed: Borrowed, words: &[u64]) {
+        assert!(group >= self.groups.own() && !self.loans.contains_key(&group), "group {group} has no loan");
+        self.grow(group + 1);
+        let blocks = self.blocks_of(&borrowed.loan);
+        assert!(blocks > 0, "{borrowed:?} has a block");
+        self.lacking -= blocks;
+        self.loans.insert(group, borrowed);
+        self.loaded.remove(&group);
+        self.set_counts(group, self.counts_of(group, words));
+        self.clear_unusable();
+    }
+
+    /// Has groups below `count`.
+    fn grow(&mut self, count: u64) {
+        let before = self.groups.count();
+        if count <= before {
+            return;
+        }
+        self.groups = self.groups.with_borrowed(count - self.groups.own());
+        self.counts.resize(to_usize(count), Counts::default());
+        self.with_partial.grow(count);
+        self.with_empty.grow(count);
+        for group in before..count {
+            self.lacking += self.groups.blocks_in(group);
+            self.set_counts(group, self.full_counts(group));
+        }
+    }
+
+    /// Loans of which no block is used, reserved ones included: these can be given back.
+    pub(crate) fn idle_loans(&self) -> Vec<u64> {
+        let mut spare = self.usage().free_blocks;
+        let is_idle = |(group, borrowed): (&u64, &Borrowed)| {
+            let blocks = self.blocks_of(&borrowed.loan);
+            let may_go = self.is_unused(*group, borrowed) && spare >= blocks;
+            spare -= if may_go { blocks } else { 0 };
+            may_go.then_some(*group)
+        };
+        self.loans.iter().filter_map(is_idle).collect()
+    }
+
+    /// Blocks that a loan has.
+    fn blocks_of(&self, loan: &Loan) -> u64 {
+        let all = self.groups.blocks_each();
+        let lacking = lacking_of(loan, all, self.groups.stripe_blocks());
+        all - lacking.iter().map(|(_, count)| count).sum::<u64>()
+    }
+
+    /// True if no block of a loan is used, and none waits to be committed or to be free.
+    fn is_unused(&self, group: u64, borrowed: &Borrowed) -> bool {
+        let lacking = self.groups.blocks_each() - self.blocks_of(&borrowed.loan);
+        u64::from(self.counts(group).used) == lacking
+            && !self.is_suspect(group)
+            && self.loaded.get(&group).is_none_or(Group::may_leave)
+    }
+
+    /// A loan of which no block is used ends: its group has no blocks any more.
+    pub(crate) fn end_loan(&mut self, group: u64) -> Borrowed {
+        let borrowed = self.loans.remove(&group).expect("the group has a loan");
+        assert!(self.is_unused(group, &borrowed), "no block of {borrowed:?} is used, or waits to be free");
+        self.loaded.remove(&group);
+        self.lacking += self.blocks_of(&borrowed.loan);
+        self.set_counts(group, self.full_counts(group));
+        borrowed
+    }
+
+    /// The same, whatever is used of it. Nothing is dirty in memory.
+    pub(crate) fn drop_loan(&mut self, group: u64) {
+        let borrowed = self.loans.remove(&group).expect("the group has a loan");
+        self.suspects.remove(&group);
+        self.loaded.remove(&group);
+        self.lacking += self.blocks_of(&borrowed.loan);
+        self.set_counts(group, self.full_counts(group));
+    }
+
+    /// Blocks of loans.
+    pub(crate) fn borrowed_blocks(&self) -> u64 {
+        self.groups.all_blocks() - self.groups.blocks() - self.lacking
     }
 
     /// The counts of a group without a used block.
@@ -221,7 +339,7 @@ impl Space {
     /// another way: it is suspect from now on.
     pub(crate) fn load(&mut self, group: u64, words: &[u64]) -> bool {
         self.give_up_groups();
-        let new = Group::new(words, self.groups.blocks_in(group), self.groups.stripe_blocks());
+        let new = self.group_of(group, words);
         let (before, counts) = (self.counts(group), new.counts());
         let old = self.loaded.insert(group, new);
         assert!(old.is_none(), "group {group} is in memory, and may be newer there");
@@ -336,7 +454,7 @@ impl Space {
         change(found);
         let counts = found.counts();
         self.set_counts(group, counts);
-        let blocks = self.groups.blocks();
+        let blocks = self.groups.all_blocks();
         assert!(self.used_blocks <= blocks, "{} used blocks of {blocks}", self.used_blocks);
     }
 
@@ -348,7 +466,7 @@ impl Space {
         SpaceUsage {
             total_blocks: self.groups.blocks(),
             // While a write is written back, its blocks are both reserved and used.
-            free_blocks: self.groups.blocks().saturating_sub(self.used_blocks + self.reserved),
+            free_blocks: self.groups.all_blocks().saturating_sub(self.used_blocks + self.reserved),
             headroom_blocks: self.headroom_blocks(),
         }
     }
@@ -363,7 +481,7 @@ impl Space {
     /// True if `blocks` are free beside all reservations. The caller's own reservation of `mine` blocks
     /// counts as free.
     pub(crate) fn has_beside_reservations(&self, blocks: u64, mine: u64) -> bool {
-        self.used_blocks + self.reserved + blocks <= self.groups.blocks() + mine
+        self.used_blocks + self.reserved + blocks <= self.groups.all_blocks() + mine
     }
 
     /// Sets the number of blocks that a running discard has taken.
@@ -493,14 +611,20 @@ impl Space {
 
     /// The rows of groups, and the rows that have their counts.
     fn rows(&self, groups: &BTreeSet<u64>) -> Vec<Row> {
-        let bits = groups.iter().map(|group| (group_key(*group), encode_group(self.committed_group(*group))));
-        let of_counts: BTreeSet<u64> = groups.iter().map(|group| group / GROUPS_IN_A_ROW).collect();
+        let own = groups.iter().filter(|group| **group < self.groups.own());
+        let bits = own.map(|group| (group_key(*group), encode_group(self.committed_group(*group))));
+        let of_loans = groups.iter().filter_map(|group| {
+            let bits = self.committed_group(*group);
+            self.loans.get(group).map(|borrowed| (Borrowed::key(*group), borrowed.encode(bits)))
+        });
+        let own = groups.iter().filter(|group| **group < self.groups.own());
+        let of_counts: BTreeSet<u64> = own.map(|group| group / GROUPS_IN_A_ROW).collect();
         let counts = |row: u64| {
             let groups = self.groups.counted_in(row).into_iter().flatten();
             let counts: Vec<Counts> = groups.map(|group| self.committed_counts(group)).collect();
             (counts_key(row), encode_counts(&counts))
         };
-        bits.chain(of_counts.into_iter().map(counts)).collect()
+        bits.chain(of_counts.into_iter().map(counts)).chain(of_loans).collect()
     }
 
     /// The counts of a group as its row has it; those of a suspect one say so.
@@ -537,7 +661,7 @@ impl Space {
 
     /// Blocks that are used.
     pub(crate) fn used_blocks(&self) -> u64 {
-        self.used_blocks
+        self.used_blocks - self.lacking
     }
 
     /// True if no block of a group is free.
@@ -573,6 +697,16 @@ impl Space {
         let used: u64 = self.counts.iter().map(|counts| u64::from(counts.used)).sum();
         used == self.used_blocks && self.loaded.iter().all(agrees)
     }
+}
+
+/// The runs of a group of so many blocks that a loan does not have.
+fn lacking_of(loan: &Loan, blocks: u64, stripe_blocks: u64) -> Vec<Run> {
+    let lent = u64::from(loan.stripes) * stripe_blocks;
+    assert!(lent <= blocks, "{loan:?} fits into a group of {blocks} blocks");
+    let gaps = loan.gaps.iter().map(|(first, count)| (u64::from(*first), u64::from(*count)));
+    let mut lacking: Vec<Run> = Vec::new();
+    gaps.chain((lent < blocks).then(|| (lent, blocks - lent))).for_each(|run| push_run(&mut lacking, run));
+    lacking
 }
 
 #[cfg(test)]

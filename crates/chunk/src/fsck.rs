@@ -4,6 +4,7 @@
 //! the quiet gate ([`crate::Target::fsck`]), so a repair cannot be called on a target that serves.
 
 mod damaged;
+mod loans;
 mod repair;
 mod survey;
 
@@ -15,17 +16,19 @@ use crate::ChunkError;
 use crate::allocator::Allocator;
 use crate::cache::ChunkCache;
 use crate::commit::Commits;
-use penstock_array::Volume;
+use crate::lending::Lending;
+use crate::volumes::Volumes;
 use penstock_kv::{Kv, WriteSet};
 use survey::Survey;
 
 /// Access to a target for checks and repairs.
 pub struct Fsck<'a> {
-    pub(crate) volume: &'a Volume,
+    pub(crate) volumes: &'a Volumes,
     pub(crate) kv: &'a dyn Kv,
     pub(crate) cache: &'a ChunkCache,
     pub(crate) allocator: &'a Allocator,
     pub(crate) commits: &'a Commits,
+    pub(crate) lending: &'a Lending,
     pub(crate) chunk_blocks: u32,
 }
 
@@ -36,7 +39,7 @@ impl Fsck<'_> {
         self.allocator.sweep().await?;
         // A block that waits to be free would be freed although it has an owner by then.
         self.commits.finish_syncs().await?;
-        Survey::read(self.volume, self.kv, self.chunk_blocks).await
+        Survey::read(self.volumes, self.kv, self.chunk_blocks).await
     }
 
     /// Changes rows of maps. Rows of files and accounts do not follow: [`Fsck::count_files`] makes them
@@ -48,12 +51,12 @@ impl Fsck<'_> {
 
     /// Makes repairs of this target durable: its blocks, and then its rows.
     pub async fn make_durable(&self) -> Result<(), ChunkError> {
-        self.volume.flush().await?;
+        self.volumes.flush_all().await?;
         Ok(self.kv.flush().await?)
     }
 
     /// Checks all rows. The caller has made everything durable.
     pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
-        self.survey().await?.check(self.volume, self.kv, self.allocator).await
+        self.survey().await?.check(self.volumes, self.kv, self.allocator).await
     }
 }

@@ -5,6 +5,7 @@
 
 use penstock_array::Discard;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Empty stripes, by the time that they have rested.
 #[derive(Default)]
@@ -48,14 +49,22 @@ impl Idle {
         self.aged.extend(stripes);
     }
 
-    /// The number of stripes that are unwritten in the table and young.
-    pub(crate) fn reusable_count(&self) -> u64 {
-        self.reusable.len() as u64
+    /// The number of stripes of a range that are unwritten in the table and young.
+    pub(crate) fn reusable_count(&self, within: Range<u64>) -> u64 {
+        self.reusable.range(within).count() as u64
     }
 
-    /// Takes a stripe that is unwritten in the table.
-    pub(crate) fn take_reusable(&mut self) -> Option<u64> {
-        self.reusable.pop_last()
+    /// Takes a stripe of a range that is unwritten in the table.
+    pub(crate) fn take_reusable(&mut self, within: Range<u64>) -> Option<u64> {
+        let last = self.reusable.range(within).next_back().copied()?;
+        self.reusable.take(&last)
+    }
+
+    /// Forgets the stripes of a range, which somebody else has.
+    pub(crate) fn forget(&mut self, within: Range<u64>) {
+        for set in [&mut self.young, &mut self.reusable, &mut self.aged] {
+            set.retain(|stripe| !within.contains(stripe));
+        }
     }
 
     /// Returns the set that the next batch of a discard is taken from.
@@ -87,16 +96,16 @@ mod tests {
     #[test]
     fn a_stripe_is_idle_until_it_is_taken_from_its_last_set() {
         let mut idle = Idle::default();
-        assert!(idle.is_empty() && idle.take_reusable().is_none());
+        assert!(idle.is_empty() && idle.take_reusable(0..20).is_none());
         assert!(!idle.add([]), "there is nothing to wait for");
         assert!(idle.add([4, 2]) && idle.add([]), "young stripes are still there");
         idle.add_reusable(8..10);
-        assert_eq!(idle.reusable_count(), 2);
+        assert_eq!(idle.reusable_count(0..20), 2);
         for (stripe, expected) in [(2, true), (4, true), (3, false), (8, true), (9, true), (10, false)] {
             assert_eq!(idle.contains(stripe), expected, "stripe {stripe}");
         }
         assert_eq!(
-            [idle.take_reusable(), idle.take_reusable(), idle.take_reusable()],
+            [idle.take_reusable(0..20), idle.take_reusable(0..20), idle.take_reusable(0..20)],
             [Some(9), Some(8), None]
         );
         idle.put_back(20..22);

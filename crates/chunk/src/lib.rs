@@ -16,8 +16,9 @@
 //!
 //! The parts, each standing on those above it: `rows`, `map`, `dirty` and `free` are pure; `files` has what
 //! is known of a file, `accounts` the blocks by owner; `cache` holds chunks in memory, `allocator` free
-//! space; `writeback` takes dirty blocks to the volume, `commit` makes rows durable; `target` is the facade,
-//! `fsck` its exclusive side, `copies` keeps copies of all rows on the volume, and `service` serves requests.
+//! space; `volumes` is the volume with the loans of other targets; `writeback` takes dirty blocks there,
+//! `commit` makes rows durable; `target` is the facade, `lending` what targets lend each other, `fsck` its
+//! exclusive side, `copies` keeps copies of all rows on the volume, and `service` serves requests.
 //!
 //! Power cut: of uncommitted writes, each block is either fully present or fully lost. Blocks that were
 //! allocated and not committed are free again, because no bit marks them as used.
@@ -39,6 +40,7 @@ mod files;
 mod free;
 mod fsck;
 mod idle;
+mod lending;
 mod map;
 mod part;
 mod preallocate;
@@ -50,6 +52,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod truncate;
+mod volumes;
 mod work;
 mod writeback;
 
@@ -59,14 +62,16 @@ pub use files::{AsOf, Known, Knows, REMOVED};
 pub use free::SpaceUsage;
 pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck};
 pub use part::Part;
-pub use rows::{ChunkKey, Extent, FileRow, MapRow, Owner, all_maps, chunks_of_a_file, map_range};
+pub use rows::{
+    Borrowed, ChunkKey, Extent, FileRow, Lent, LentKey, MapRow, Owner, all_maps, chunks_of_a_file, map_range,
+};
 pub use service::{FileUse, FileUses, Service};
 pub use target::{Target, TargetConfig};
 pub use truncate::Behind;
 pub use work::{Cut, Hold, TargetWork};
 
 use penstock_array::ArrayError;
-use penstock_base::ErrorKind;
+use penstock_base::{ErrorKind, TargetId};
 use penstock_kv::KvError;
 
 /// Bytes of dirty blocks that a target keeps in memory. Above this, a write first writes back the oldest
@@ -95,6 +100,12 @@ pub enum ChunkError {
     /// The request is malformed, for example because its blocks are outside the chunk.
     #[error("{0}")]
     Invalid(String),
+    /// The blocks are a loan of a target that does not serve, or does not know of it.
+    #[error("the blocks are on target {lender}, which is not there")]
+    LenderAway {
+        /// That target.
+        lender: TargetId,
+    },
     /// The volume below returned an error.
     #[error(transparent)]
     Array(#[from] ArrayError),
@@ -113,6 +124,7 @@ impl ChunkError {
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Truncated { .. } => ErrorKind::RefreshMap,
             Self::Invalid(_) => ErrorKind::Invalid,
+            Self::LenderAway { .. } => ErrorKind::Internal,
             Self::Array(error) => error.kind(),
             Self::Kv(error) => error.kind(),
             Self::Row(_) => ErrorKind::Corrupt,

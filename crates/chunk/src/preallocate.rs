@@ -8,6 +8,7 @@
 //! state or the new one.
 
 use crate::ChunkError;
+use crate::allocator::Source;
 use crate::cache::Chunk;
 use crate::files::Knows;
 use crate::part::Part;
@@ -32,10 +33,7 @@ impl Target {
         known: impl Knows,
     ) -> Result<(), ChunkError> {
         let part = part.into();
-        if self.suffices(file, &part).await.is_err() {
-            self.commits.make_space().await?;
-            self.suffices(file, &part).await?;
-        }
+        self.lending.with_space(async || self.suffices(file, &part).await).await?;
         for (done, index) in (1..).zip(part.chunks(self.config.chunk_blocks)) {
             let key = ChunkKey { file, index };
             self.preallocate_in(key, self.within(key, &part.blocks), zero, &known).await?;
@@ -154,7 +152,8 @@ impl Target {
         for range in missing {
             let mut first = range.start;
             while first < range.end {
-                let allocated = self.allocator.allocate_reserved(u64::from(range.end - first)).await;
+                let allocated =
+                    self.allocator.allocate_reserved(u64::from(range.end - first), Source::Any).await;
                 let Ok((block, count)) = allocated else {
                     self.allocator.release(left.into());
                     return allocated.map(drop);

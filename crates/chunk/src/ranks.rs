@@ -1,9 +1,11 @@
-//! The order in which locks of a target are acquired: the first one before the turn at the name space, the
-//! others after the gate and before those of an array. Debug builds assert it ([`penstock_base::rank`]).
+//! The order in which locks of a target are acquired: the first one before the turn at the name space, that
+//! of loans before the gate, the others after the gate and before those of an array. Debug builds assert it
+//! ([`penstock_base::rank`]).
 //!
 //! | rank | lock | taken by |
 //! |---|---|---|
 //! | turn | a file, shared by requests; several targets ascend | requests, work of another stack |
+//! | loan | a loan begins or ends | whoever lacks space, the return of loans |
 //! | file | one change of a file's rows at a time | commits, truncations |
 //! | chunk | shared or exclusive, several of one file in ascending order | everything that touches a chunk |
 //! | commit | one transaction of rows and bits at a time | commits, truncations |
@@ -14,6 +16,7 @@
 use penstock_base::rank::Rank;
 
 pub(crate) const TURN: Rank = Rank::new(15, "turn at a file");
+pub(crate) const LOAN: Rank = Rank::new(25, "loan");
 pub(crate) const FILE: Rank = Rank::new(40, "file");
 pub(crate) const CHUNK: Rank = Rank::new(42, "chunk");
 pub(crate) const COMMIT: Rank = Rank::new(44, "commit");

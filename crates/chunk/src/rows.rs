@@ -4,7 +4,7 @@
 
 mod counters;
 mod files;
-mod foreign;
+mod loans;
 mod map;
 #[cfg(test)]
 mod tests;
@@ -14,12 +14,11 @@ pub use files::{
     FileRow, MOST_BLOCKS, Owner, all_accounts, all_files, decode_account, decode_account_key,
     decode_file_key, encode_account, file_of_key,
 };
-pub use foreign::ForeignKey;
-pub use map::{Extent, Forward, MapRow};
+pub use loans::{Borrowed, Lent, LentKey, Loan, all_lent, all_loans};
+pub use map::{Extent, MapRow};
 
 use penstock_base::codec::{row_key, row_words};
-use penstock_base::num::to_u32;
-use penstock_base::{BLOCK_BYTES, Birth, Branch, Dec, DecodeError, Enc, FileId, MAX_FILE_BYTES};
+use penstock_base::{BLOCK_BYTES, Birth, Branch, Dec, DecodeError, Enc, FileId, Ino, MAX_FILE_BYTES};
 
 /// First byte of a map row's key.
 const MAP: u8 = 0x20;
@@ -29,16 +28,18 @@ const GROUP: u8 = 0x21;
 const FILE: u8 = 0x22;
 /// First byte of the key of an account's row.
 const ACCOUNT: u8 = 0x23;
-/// First byte of the key of a chunk of another target.
-const FOREIGN: u8 = 0x24;
+/// First byte of the key of a loan to another target.
+const LENT: u8 = 0x24;
 /// First byte of the key of a family's sequence.
 const SEQUENCE: u8 = 0x25;
-/// The key of the counter of forward numbers.
-const FORWARDS: u8 = 0x26;
+/// The key of the counter of loans.
+const LOANS: u8 = 0x26;
 /// First byte of the key of a row with counts of allocation groups.
 const COUNTS: u8 = 0x27;
+/// First byte of the key of a loan of another target.
+const LOAN: u8 = 0x28;
 /// The first tag behind those of a target.
-pub const END: u8 = 0x28;
+pub const END: u8 = 0x29;
 /// Groups of 32,768 blocks, whatever the stripes, had format 1.
 const GROUP_FORMAT: u8 = 2;
 const COUNTS_FORMAT: u8 = 1;
@@ -76,12 +77,12 @@ impl ChunkKey {
     }
 }
 
-/// Returns the part of an extent that is in its chunk and on the volume.
-pub(crate) fn valid_part(extent: &Extent, chunk_blocks: u32, volume_blocks: u64) -> Extent {
-    let in_chunk = extent.count.min(chunk_blocks.saturating_sub(extent.first));
-    let on_volume = u64::from(in_chunk).min(volume_blocks.saturating_sub(extent.block));
-    assert!(on_volume <= u64::from(in_chunk) && in_chunk <= extent.count, "a part of {extent:?}");
-    Extent { count: to_u32(on_volume), ..*extent }
+/// Inode numbers below this one are of copies of the map: each is the serial number of one.
+pub(crate) const COPIES_END: u64 = 1 << 40;
+
+/// True for the number of a copy of the map, which has blocks and no inode.
+pub fn is_copy(ino: Ino) -> bool {
+    ino.0 < COPIES_END
 }
 
 /// Decodes a map row. Rows of other branches or births are an error: this release does not support them.
@@ -127,9 +128,14 @@ pub fn all_maps() -> (Vec<u8>, Vec<u8>) {
     (vec![MAP], vec![MAP + 1])
 }
 
-/// Range of the keys of rows that this release does not make: chunks of other targets, and counters.
+/// Range of the keys of rows that this release does not make: sequences of families.
 pub fn all_reserved() -> (Vec<u8>, Vec<u8>) {
-    (vec![FOREIGN], vec![COUNTS])
+    (vec![SEQUENCE], vec![LOANS])
+}
+
+/// Range of the keys of the counter of loans.
+pub fn all_counters() -> (Vec<u8>, Vec<u8>) {
+    (vec![LOANS], vec![LOANS + 1])
 }
 
 /// Returns the key of an allocation group's row.

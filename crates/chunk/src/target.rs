@@ -11,10 +11,12 @@ use crate::fetch::fetch;
 use crate::files::Knows;
 use crate::free::{Space, SpaceUsage};
 use crate::fsck::{DamagedRuns, Fsck, find_damaged};
+use crate::lending::{Lending, load_loans};
 use crate::rows::{
     ChunkKey, FileRow, GROUP_WORDS, GROUPS_IN_A_ROW, Owner, all_counts, all_groups, decode_counts,
-    decode_counts_key, decode_group, decode_group_key, group_key,
+    decode_counts_key, decode_group, decode_group_key, group_key, is_copy,
 };
+use crate::volumes::Volumes;
 use crate::writeback::Writeback;
 use crate::{ChunkError, DIRTY_BYTES};
 use penstock_array::{Blocks, Volume};
@@ -55,7 +57,7 @@ impl TargetConfig {
 
 /// The chunk store on one volume.
 pub struct Target {
-    pub(crate) volume: Volume,
+    pub(crate) volumes: Rc<Volumes>,
     pub(crate) kv: Rc<dyn Kv>,
     pub(crate) config: TargetConfig,
     pub(crate) gate: Rc<Gate>,
@@ -63,6 +65,7 @@ pub struct Target {
     pub(crate) allocator: Rc<Allocator>,
     pub(crate) commits: Rc<Commits>,
     env: Env,
+    pub(crate) lending: Rc<Lending>,
     writeback: Rc<Writeback>,
     written_blocks: Cell<u64>,
     read_blocks: Cell<u64>,
@@ -89,20 +92,23 @@ impl Target {
         let owned = accounts.values().fold(0u64, |all, blocks| all.saturating_add(*blocks));
         // A suspect group counts as full, and would hide what others lack.
         let (used, may_hide) = (space.used_blocks(), space.suspects() > 0);
-        let cache = ChunkCache::new(&kv, config.chunk_blocks, volume.blocks());
-        let allocator = Allocator::new(env, &volume, &kv, space, config.chunk_blocks);
+        let volumes = Volumes::new(volume);
+        let cache = ChunkCache::new(&kv, config.chunk_blocks, volumes.shared_groups());
+        let allocator = Allocator::new(env, &volumes, &kv, space, config.chunk_blocks);
         if used < owned || may_hide || !has_all_accounts {
             tracing::error!(used, owned, "blocks of files may be marked as free: all are looked up");
             allocator.must_compare();
         }
-        let writeback = Writeback::new(&volume, &cache, &allocator, config.chunk_blocks);
-        let commits = Commits::new(env, &volume, &kv, &gate, &cache, &allocator, &writeback);
+        let writeback = Writeback::new(&volumes, &cache, &allocator, config.chunk_blocks);
+        let commits = Commits::new(env, &volumes, &kv, &gate, &cache, &allocator, &writeback);
         commits.accounts.set(accounts);
+        let lending = Lending::load((config.id, env), &kv, &volumes, &allocator, &commits).await?;
         env.spawn("target commit", Box::pin(scoped(commits.clone().run())));
         env.spawn("target discard", Box::pin(scoped(allocator.clone().run())));
         env.spawn("target sweep", Box::pin(scoped(allocator.clone().run_sweep())));
         Ok(Rc::new(Self {
-            volume,
+            volumes,
+            lending,
             kv,
             config,
             gate,
@@ -115,6 +121,24 @@ impl Target {
             read_blocks: Cell::new(0),
             committed_files: Cell::new(0),
         }))
+    }
+
+    /// Gets to know the other targets of the pool that serve: those that may lend to this one. Blocks of
+    /// loans of others cannot be used, nor of loans that the lender does not have.
+    pub fn meet(&self, others: &[Rc<Self>]) {
+        let others: Vec<Rc<Lending>> = others.iter().map(|other| other.lending.clone()).collect();
+        self.lending.meet(&others);
+    }
+
+    /// Has other targets end the loans that this one does not have: a crash has kept it from using them, or
+    /// them from taking them back.
+    pub async fn end_unknown_loans(&self) -> Result<(), ChunkError> {
+        self.lending.end_unknown_loans().await
+    }
+
+    /// Blocks that this target has on loan, and blocks that others have from it.
+    pub fn loans(&self) -> (u64, u64) {
+        self.lending.blocks()
     }
 
     /// The settings that the target was opened with.
@@ -161,9 +185,9 @@ impl Target {
         self.allocator.space().suspects()
     }
 
-    /// The volume that the chunks are stored on.
+    /// The target's own volume.
     pub fn volume(&self) -> &Volume {
-        &self.volume
+        self.volumes.own()
     }
 
     fn check_blocks(&self, key: ChunkKey, first: u32, count: usize) -> Result<(), ChunkError> {
@@ -198,12 +222,10 @@ impl Target {
             return Err(ChunkError::Invalid(format!("{} checksums for {} bytes", crcs.len(), data.len())));
         }
         let new = NewBlocks { first, data, crcs, tenant: io.tenant };
-        let is_full = match self.try_write(key, &new, &known).await {
-            Err(ChunkError::NoSpace { .. }) => {
-                self.commits.make_space().await?;
-                self.try_write(key, &new, &known).await?
-            }
-            other => other?,
+        let is_full = match is_copy(key.file.ino) {
+            // It must be on the target's own volume.
+            true => self.lending.with_own_space(async || self.try_write(key, &new, &known).await).await?,
+            false => self.lending.with_space(async || self.try_write(key, &new, &known).await).await?,
         };
         if is_full {
             self.env.spawn("target place", Box::pin(scoped(self.writeback.clone().write_in_turn(key))));
@@ -243,7 +265,7 @@ impl Target {
         let _lock = self.cache.shared(key).await;
         let chunk = self.cache.get(key).await?;
         self.read_blocks.set(self.read_blocks.get() + u64::from(count));
-        fetch(&self.volume, &chunk, first, count, IO.within(io)).await
+        fetch(&self.volumes, &chunk, first, count, IO.within(io)).await
     }
 
     /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
@@ -325,7 +347,7 @@ impl Target {
     /// Returns the blocks of files that cannot be read. Only stripes that a read or a scrub found unreadable
     /// are considered, and each block in them is read again.
     pub async fn damaged(&self) -> Result<DamagedRuns, ChunkError> {
-        find_damaged(&self.volume, &*self.kv, self.config.chunk_blocks).await
+        find_damaged(&self.volumes, &*self.kv, self.config.chunk_blocks).await
     }
 
     /// Checks and repairs, for a caller that lets nothing else change rows.
@@ -335,13 +357,20 @@ impl Target {
     pub fn fsck<'a>(&'a self, quiet: &'a Quiet<'_>) -> Fsck<'a> {
         assert!(quiet.is_of(&self.gate), "the gate of this target is quiet");
         Fsck {
-            volume: &self.volume,
+            volumes: &self.volumes,
             kv: &*self.kv,
             cache: &self.cache,
             allocator: &self.allocator,
             commits: &self.commits,
+            lending: &self.lending,
             chunk_blocks: self.config.chunk_blocks,
         }
+    }
+
+    /// Writes a chunk back without a commit.
+    #[cfg(test)]
+    pub(crate) async fn write_back(&self, key: ChunkKey) {
+        self.writeback.write_chunk(key).await.unwrap();
     }
 
     /// Makes the target's background tasks end.
@@ -410,6 +439,7 @@ async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
         // It may have said that some are suspect.
         range.for_each(|group| space.suspect(group));
     }
+    load_loans(kv, &mut space).await?;
     Ok(space)
 }
 

@@ -6,9 +6,10 @@ use crate::free::{Bitmap, Groups, Space};
 
 use crate::rows::{
     ChunkKey, Extent, FileRow, MapRow, Owner, counts_key, encode_account, encode_counts, encode_group,
-    group_key, read_row, valid_part,
+    group_key, read_row,
 };
 use crate::target::{Target, TargetConfig};
+use crate::volumes::Volumes;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
 use penstock_base::{
@@ -133,6 +134,20 @@ pub(crate) fn on_drives_of<T>(
     outcome.unwrap()
 }
 
+/// Runs a test on so many fresh benches, which share a gate.
+pub(crate) fn on_volumes<T>(count: usize, test: impl AsyncFnOnce(&[Bench]) -> T) -> T {
+    let world = World::new(5);
+    let outcome = world.run(async {
+        let (mut benches, gate) = (Vec::new(), Rc::<Gate>::default());
+        for _ in 0..count {
+            benches.push(Bench { gate: gate.clone(), ..Bench::new(&world, DISK_BYTES, None).await });
+        }
+        test(&benches).await
+    });
+    world.destroy();
+    outcome.unwrap()
+}
+
 impl Bench {
     async fn new(world: &World, disk_bytes: u64, table_memory: Option<usize>) -> Self {
         let env = world.env();
@@ -167,14 +182,24 @@ impl Bench {
         self.volume.blocks() / STRIPE
     }
 
+    /// The volume without loans.
+    pub(crate) fn volumes(&self) -> Rc<Volumes> {
+        Volumes::new(self.volume.clone())
+    }
+
     pub(crate) fn allocator(&self) -> Rc<Allocator> {
         let (kv, space): (Rc<dyn Kv>, _) = (self.kv.clone(), Space::new(self.volume.blocks(), STRIPE));
-        Allocator::new(&self.env, &self.volume, &kv, space, CHUNK)
+        Allocator::new(&self.env, &self.volumes(), &kv, space, CHUNK)
     }
 
     /// Opens the target on what the store has.
     pub(crate) async fn target(&self) -> Rc<Target> {
-        let config = TargetConfig { id: TargetId(0), chunk_blocks: CHUNK, generation: GENERATION };
+        self.target_of(TargetId(0)).await
+    }
+
+    /// The same with a number.
+    pub(crate) async fn target_of(&self, id: TargetId) -> Rc<Target> {
+        let config = TargetConfig { id, chunk_blocks: CHUNK, generation: GENERATION };
         let kv: Rc<dyn Kv> = self.kv.clone();
         Target::open(&self.env, self.volume.clone(), kv, self.gate.clone(), config).await.unwrap()
     }
@@ -185,7 +210,8 @@ impl Bench {
         let mut blocks: BTreeMap<FileId, u64> = BTreeMap::new();
         for (key, value) in self.kv.rows() {
             let Ok((chunk, row)) = read_row(&key, &value) else { continue };
-            let valid = |extent| u64::from(valid_part(extent, CHUNK, self.volume.blocks()).count);
+            let valid =
+                |extent| u64::from(Groups::new(self.volume.blocks(), STRIPE).valid_part(extent, CHUNK).count);
             *blocks.entry(chunk.file).or_default() += row.extents.iter().map(valid).sum::<u64>();
         }
         for (file, blocks) in blocks.iter().filter(|(_, blocks)| **blocks > 0) {

@@ -123,7 +123,7 @@ impl Target {
         // that were filled. Flushed before anything changes, so that a truncation that fails here has no
         // effect.
         if chunks.iter().any(|(_, chunk)| chunk.borrow().map().is_changed()) {
-            self.volume.flush().await?;
+            self.volumes.flush(file).await?;
         }
         let mut changes = Vec::new();
         let mut back = Vec::new();

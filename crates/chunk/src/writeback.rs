@@ -8,12 +8,12 @@
 //! take the map at any time, and everything in it must be written.
 
 use crate::ChunkError;
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, Source};
 use crate::cache::{Chunk, ChunkCache};
 use crate::counters::TargetCounts;
 use crate::fetch::fetch;
-use crate::rows::{ChunkKey, Extent};
-use penstock_array::Volume;
+use crate::rows::{ChunkKey, Extent, is_copy};
+use crate::volumes::Volumes;
 use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{BLOCK_BYTES, Birth, Buf, ErrorKind, buf::gather};
 use penstock_drive::{Class, Io};
@@ -39,7 +39,7 @@ const FULL_IN_FLIGHT: usize = 4;
 
 /// The write-back of one target.
 pub(crate) struct Writeback {
-    volume: Volume,
+    volumes: Rc<Volumes>,
     cache: Rc<ChunkCache>,
     allocator: Rc<Allocator>,
     chunk_blocks: u32,
@@ -49,13 +49,13 @@ pub(crate) struct Writeback {
 
 impl Writeback {
     pub(crate) fn new(
-        volume: &Volume,
+        volumes: &Rc<Volumes>,
         cache: &Rc<ChunkCache>,
         allocator: &Rc<Allocator>,
         chunk_blocks: u32,
     ) -> Rc<Self> {
         Rc::new(Self {
-            volume: volume.clone(),
+            volumes: volumes.clone(),
             cache: cache.clone(),
             allocator: allocator.clone(),
             chunk_blocks,
@@ -136,14 +136,15 @@ impl Writeback {
     /// Writes a chunk as full stripes; blocks that are not dirty are read first. Returns false, and does
     /// nothing, if too few stripes are free or some of the chunk cannot be read.
     async fn write_stripes(&self, key: ChunkKey, chunk: &RefCell<Chunk>) -> Result<bool, ChunkError> {
-        let per_stripe = self.volume.stripe_blocks();
+        let per_stripe = self.volumes.stripe_blocks();
         let wanted = u64::from(self.chunk_blocks) / per_stripe;
         let mine = chunk.borrow().dirty().reserved();
         if !self.allocator.has_beside_reservations(wanted * per_stripe, mine) {
             return Ok(false);
         }
         let io = chunk.borrow().writes_back();
-        let blocks = match fetch(&self.volume, chunk, 0, self.chunk_blocks, REWRITE.within(io)).await {
+        let blocks = match fetch(&self.volumes, chunk, 0, self.chunk_blocks, REWRITE.within(io)).await {
+            Err(ChunkError::LenderAway { .. }) => return Ok(false),
             Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(false),
             blocks => blocks?,
         };
@@ -151,7 +152,7 @@ impl Writeback {
         let mut stripes = Vec::new();
         while (stripes.len() as u64) < wanted {
             // Others may have taken stripes during the read.
-            match self.allocator.take_empty_stripe(mine).await {
+            match self.allocator.take_empty_stripe(mine, source_of(key)).await {
                 Ok(Some(stripe)) => stripes.push(stripe),
                 other => {
                     self.allocator.give_back_uncommitted(runs(&stripes));
@@ -164,10 +165,11 @@ impl Writeback {
         let bytes = to_usize(per_stripe) * BLOCK_BYTES;
         for (index, crcs) in blocks.crcs.chunks(to_usize(per_stripe)).enumerate() {
             let part = data.slice(index * bytes..(index + 1) * bytes);
-            let written = self.volume.write_fresh(stripes[index], &part, crcs, IO.within(io)).await;
+            let written =
+                self.volumes.write_fresh(key.file, stripes[index], &part, crcs, IO.within(io)).await;
             if let Err(error) = written {
                 self.allocator.give_back_uncommitted(runs(&stripes));
-                return Err(error.into());
+                return Err(error);
             }
         }
         let mut back = Vec::new();
@@ -195,14 +197,15 @@ impl Writeback {
         let mut done = 0;
         while done < crcs.len() {
             let at = first + to_u32(done);
-            let (block, count, place) = self.place_of(chunk, at, crcs.len() - done).await?;
+            let (block, count, place) = self.place_of(key, chunk, at, crcs.len() - done).await?;
             let bytes = done * BLOCK_BYTES..(done + count) * BLOCK_BYTES;
-            let written = self.volume.write(block, &data.slice(bytes), &crcs[done..done + count]).await;
+            let written =
+                self.volumes.write(key.file, block, &data.slice(bytes), &crcs[done..done + count]).await;
             if let Err(error) = written {
                 if place == Place::New {
                     self.allocator.give_back_uncommitted(vec![(block, count as u64)]);
                 }
-                return Err(error.into());
+                return Err(error);
             }
             let end = at + to_u32(count);
             match place {
@@ -232,22 +235,23 @@ impl Writeback {
     /// others.
     async fn place_of(
         &self,
+        key: ChunkKey,
         chunk: &RefCell<Chunk>,
         first: u32,
         wanted: usize,
     ) -> Result<(u64, usize, Place), ChunkError> {
-        let per_stripe = self.volume.stripe_blocks();
-        if self.volume.lacks_too_much() {
+        let per_stripe = self.volumes.stripe_blocks();
+        if self.volumes.lacks_too_much() {
             let places = (0..wanted).filter_map(|at| chunk.borrow().map().place(first + to_u32(at)));
             let stripes: BTreeSet<u64> = places.map(|(place, _)| place / per_stripe).collect();
             for stripe in stripes {
-                self.volume.look_at(stripe).await?;
+                self.volumes.look_at(stripe).await?;
             }
         }
         let unmapped = {
             let chunk = chunk.borrow();
             let readable =
-                |(place, _): &(u64, bool)| self.volume.knows_unreadable(place / per_stripe) != Some(true);
+                |(place, _): &(u64, bool)| self.volumes.knows_unreadable(place / per_stripe) != Some(true);
             let usable = |at: u32| chunk.map().place(at).filter(readable);
             if let Some((block, preallocated)) = usable(first) {
                 let joined = |count: &usize| {
@@ -259,9 +263,15 @@ impl Writeback {
             (0..wanted).take_while(|count| usable(first + to_u32(*count)).is_none()).count() as u64
         };
         assert!(unmapped > 0, "the first block has no place");
-        let (block, count) = self.allocator.allocate_reserved(unmapped).await?;
+        let (block, count) = self.allocator.allocate_reserved(unmapped, source_of(key)).await?;
         Ok((block, to_usize(count), Place::New))
     }
+}
+
+/// The stripes that blocks of a chunk may come from. A copy of the map is read back from the volume that its
+/// anchor is on.
+fn source_of(key: ChunkKey) -> Source {
+    if is_copy(key.file.ino) { Source::Own } else { Source::Any }
 }
 
 /// State of the volume blocks that a run is written to.

@@ -318,6 +318,13 @@ pub fn stack(stack: &StackReport) {
     }
     println!("\nnames     {}", if stack.has_names { "here" } else { "in stack 0" });
     println!("space     {} of {} are available", size(stack.available_bytes), size(stack.total_bytes));
+    if stack.borrowed_bytes > 0 || stack.lent_bytes > 0 {
+        println!(
+            "loans     {} from other targets, {} to others",
+            size(stack.borrowed_bytes),
+            size(stack.lent_bytes)
+        );
+    }
     println!("rows      {} of {}", size(stack.meta_used_bytes), size(stack.meta_budget_bytes));
     println!(
         "clients   {} written, {} read, {} commits",

@@ -12,7 +12,7 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 51] = [
+pub const DECODERS: [Decoder; 52] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::LABEL,
@@ -26,7 +26,8 @@ pub const DECODERS: [Decoder; 51] = [
     rows::JOURNAL_RECORD,
     rows::JOURNAL_MARK,
     rows::MAP,
-    rows::FORWARD,
+    rows::LENT,
+    rows::LOAN,
     rows::RESERVED,
     rows::COUNTER,
     rows::FILE,

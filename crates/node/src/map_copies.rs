@@ -138,6 +138,11 @@ impl Restores {
         self.earlier.contains(&target) || self.now.iter().any(|(now, _)| *now == target)
     }
 
+    /// True if no target was made anew, or all are repaired.
+    pub(crate) fn are_none(&self) -> bool {
+        self.now.is_empty() && self.earlier.is_empty()
+    }
+
     /// Adds a target that was opened.
     pub(crate) fn add(&mut self, target: TargetId, now: Option<Restored>, is_unrepaired: bool) {
         match now {

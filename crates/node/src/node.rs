@@ -133,6 +133,11 @@ impl Node {
         self.home().kv.clone()
     }
 
+    /// The same of a stack that serves.
+    pub fn kv_of(&self, target: TargetId) -> Option<Rc<dyn Kv>> {
+        Some(self.stack_of(target)?.kv.clone())
+    }
+
     /// Handles of all drives, online or not.
     pub fn drives(&self) -> Vec<Rc<DriveHandle>> {
         self.drives.drives()

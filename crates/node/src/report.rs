@@ -113,6 +113,10 @@ pub struct StackReport {
     pub total_bytes: u64,
     pub free_bytes: u64,
     pub available_bytes: u64,
+    /// Bytes on the volumes of other targets that this one has on loan. Free ones among them count as free.
+    pub borrowed_bytes: u64,
+    /// Bytes on its volume that other targets have on loan. They count as used.
+    pub lent_bytes: u64,
     pub meta_used_bytes: u64,
     pub meta_budget_bytes: u64,
     /// Bytes that clients wrote to its target and read from it since the start.

@@ -288,6 +288,7 @@ impl Node {
         let (space, rows, counts) = (stack.target.usage(), Kv::usage(&*stack.kv), stack.target.counts());
         let states = stack.arrays.both().map(|array| array.report().state);
         let worst = states.into_iter().max().unwrap_or(ArrayState::Ok);
+        let (borrowed, lent) = stack.target.loans();
         StackReport {
             stack: stack.number().0,
             target: stack.target_id().0,
@@ -298,6 +299,8 @@ impl Node {
             total_bytes: space.total_blocks * BLOCK,
             free_bytes: space.free_blocks * BLOCK,
             available_bytes: space.available_blocks() * BLOCK,
+            borrowed_bytes: borrowed * BLOCK,
+            lent_bytes: lent * BLOCK,
             meta_used_bytes: rows.used_bytes,
             meta_budget_bytes: rows.budget_bytes,
             written_bytes: counts.written_blocks * BLOCK,

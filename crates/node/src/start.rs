@@ -22,6 +22,7 @@ use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, read_label};
 use penstock_base::env::timeout;
 use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, PoolId, StackNo, StoreId};
+use penstock_chunk::Target;
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
 use penstock_kv::Mode;
@@ -465,6 +466,7 @@ async fn open_services(
             }
         }
     }
+    meet(&stacks, restores.are_none()).await;
     let new = names.expect("a start without the first stack has failed");
     let home = &stacks[0];
     let others =
@@ -479,6 +481,22 @@ async fn open_services(
         absent.push(Absent { number: stack.number(), why: why.clone() });
     }
     Ok(Services { stacks, restores, meta })
+}
+
+/// Has targets get to know each other, and ends the loans that a crash has left to a lender alone. What one
+/// that is not repaired after a restore has forgotten stays: the repair sees to it.
+async fn meet(stacks: &[Stack], are_repaired: bool) {
+    let targets: Vec<&Rc<Target>> = stacks.iter().map(|stack| &stack.target).collect();
+    for target in &targets {
+        let others: Vec<Rc<Target>> =
+            targets.iter().filter(|other| !Rc::ptr_eq(other, target)).map(|other| (*other).clone()).collect();
+        target.meet(&others);
+    }
+    for target in targets.iter().filter(|_| are_repaired) {
+        if let Err(error) = target.end_unknown_loans().await {
+            tracing::warn!(%error, "unused loans could not be ended; the next start tries again");
+        }
+    }
 }
 
 /// Fails if the drives have arrays of several pools, several of one role and stack, or arrays of stacks that

@@ -11,7 +11,7 @@
 use super::Allocator;
 use crate::ChunkError;
 use crate::free::Run;
-use crate::rows::{all_maps, read_row, valid_part};
+use crate::rows::{all_maps, read_row};
 use penstock_array::ArrayError;
 use penstock_kv::Pages;
 
@@ -58,8 +58,8 @@ impl Allocator {
     /// The runs that a map row owns; none if it cannot be read, which a check reports.
     pub(super) fn runs_of(&self, key: &[u8], value: &[u8]) -> Vec<Run> {
         let Ok((_, row)) = read_row(key, value) else { return Vec::new() };
-        let parts =
-            row.extents.iter().map(|extent| valid_part(extent, self.chunk_blocks, self.volume.blocks()));
+        let groups = self.space().groups();
+        let parts = row.extents.iter().map(|extent| groups.valid_part(extent, self.chunk_blocks));
         parts.filter(|part| part.count > 0).map(|part| (part.block, part.count.into())).collect()
     }
 

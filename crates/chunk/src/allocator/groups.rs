@@ -6,7 +6,7 @@
 use super::Allocator;
 use crate::ChunkError;
 use crate::free::Run;
-use crate::rows::{GROUP_WORDS, decode_group, group_key};
+use crate::rows::{Borrowed, GROUP_WORDS, decode_group, group_key};
 use penstock_base::rank::RankedGuard;
 use std::rc::Rc;
 
@@ -44,9 +44,17 @@ impl Allocator {
         if self.space_mut().has(group) {
             return Ok(());
         }
-        let row = self.kv.get(group_key(group)).await?;
+        let is_borrowed = group >= self.space().groups().own();
+        let key = if is_borrowed { Borrowed::key(group) } else { group_key(group) };
+        let row = self.kv.get(key).await?;
         self.group_reads.set(self.group_reads.get() + 1);
-        let agrees = self.space_mut().load(group, &words_of(group, row.as_deref()));
+        let words = match (is_borrowed, row.as_deref()) {
+            (false, row) => words_of(group, row),
+            // Nothing of it was committed yet, or it is no loan.
+            (true, None) => vec![0; GROUP_WORDS],
+            (true, Some(row)) => Borrowed::decode(row)?.1,
+        };
+        let agrees = self.space_mut().load(group, &words);
         if !agrees {
             tracing::error!(
                 group,

@@ -116,10 +116,14 @@ impl Allocator {
     /// The same, `from` and `bare` as far as it got.
     async fn find_bare_from(&self, from: &mut u64, bare: &mut Vec<u64>) -> Result<(), ChunkError> {
         let groups = self.space().groups();
-        let stripes = groups.blocks() / groups.stripe_blocks();
+        let (own, all) = (groups.blocks() / groups.stripe_blocks(), groups.stripes_of(0..groups.count()).end);
         while bare.len() < BARE_AT_A_TIME {
-            let group = match *from < stripes {
-                true => self.space().next_group(Kind::Empty, groups.of_stripe(*from)..groups.count()),
+            // There may be a gap behind the volume.
+            let least = if *from < own { 0 } else { groups.own() };
+            let group = match *from < all {
+                true => {
+                    self.space().next_group(Kind::Empty, groups.of_stripe(*from).max(least)..groups.count())
+                }
                 false => None,
             };
             let Some(group) = group else {
@@ -129,10 +133,10 @@ impl Allocator {
             let first = (*from).max(groups.stripes(group).start);
             // A group without a used block is mostly unwritten too, and so are those that follow.
             let end = match self.space().counts(group).used {
-                0 => stripes,
+                0 if group < groups.own() => own,
                 _ => groups.stripes(group).end,
             };
-            let written = self.volume.written_in(first..end, STRIPES_AT_A_TIME).await?;
+            let written = self.volumes.written_in(first..end, STRIPES_AT_A_TIME).await?;
             let is_all = written.len() < STRIPES_AT_A_TIME;
             for stripe in &written {
                 if self.space().counts(groups.of_stripe(*stripe)).empty > 0 && self.is_bare(*stripe).await? {
@@ -162,7 +166,7 @@ impl Allocator {
         if bare.is_empty() {
             return Ok(owned);
         }
-        let per_stripe = self.volume.stripe_blocks();
+        let per_stripe = self.volumes.stripe_blocks();
         for_each(&*self.kv, all_maps(), |key, value| {
             if read_row(key, value).is_err() {
                 owned.extend(bare);

@@ -62,7 +62,7 @@ async fn written_stripes(bench: &Bench) -> Vec<u64> {
 }
 
 async fn take_some_stripe(allocator: &Allocator) {
-    let stripe = allocator.last_empty(|_| true).await.unwrap().unwrap();
+    let stripe = allocator.last_empty(|_| true, 0..u64::MAX).await.unwrap().unwrap();
     assert!(allocator.space_mut().take_stripe(stripe));
 }
 
@@ -103,13 +103,17 @@ fn runs_end_with_their_stripe_until_no_block_is_left() {
     on_a_volume(async |bench| {
         let allocator = bench.allocator();
         for (wanted, expected) in [(3, (0, 3)), (9, (3, 5)), (20, (8, 8)), (1, (16, 1)), (1, (17, 1))] {
-            assert_eq!(allocator.allocate_reserved(wanted).await.unwrap(), expected, "{wanted} blocks");
+            assert_eq!(
+                allocator.allocate_reserved(wanted, Source::Any).await.unwrap(),
+                expected,
+                "{wanted} blocks"
+            );
         }
         let mut left = allocator.usage().free_blocks;
         while left > 0 {
-            left -= allocator.allocate_reserved(left).await.unwrap().1;
+            left -= allocator.allocate_reserved(left, Source::Any).await.unwrap().1;
         }
-        let error = allocator.allocate_reserved(2).await.unwrap_err();
+        let error = allocator.allocate_reserved(2, Source::Any).await.unwrap_err();
         assert!(matches!(error, ChunkError::NoSpace { wanted_blocks: 2, .. }), "{error}");
     });
 }
@@ -120,11 +124,11 @@ fn a_stripe_that_cannot_be_read_is_not_allocated_from() {
         let allocator = bench.allocator();
         allocator.sweep().await.unwrap();
         bench.write_stripe(0, 9).await;
-        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
+        assert_eq!(allocator.allocate_reserved(1, Source::Any).await.unwrap(), (0, 1));
         bench.corrupt(9);
         let io = penstock_drive::Io::new(penstock_drive::Class::Client, "test.read");
         assert!(bench.volume.read(0, STRIPE, io).await.is_err());
-        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (STRIPE, 1));
+        assert_eq!(allocator.allocate_reserved(1, Source::Any).await.unwrap(), (STRIPE, 1));
     });
 }
 
@@ -133,7 +137,7 @@ fn only_a_stripe_that_lost_its_last_block_becomes_idle() {
     on_a_volume(async |bench| {
         let allocator = bench.allocator();
         for _ in 0..3 {
-            allocator.allocate_reserved(STRIPE).await.unwrap();
+            allocator.allocate_reserved(STRIPE, Source::Any).await.unwrap();
         }
         for (run, expected) in
             [((0, 7), &[][..]), ((10, 9), &[]), ((8, 2), &[1]), ((7, 1), &[0, 1]), ((19, 5), &[0, 1, 2])]
@@ -153,7 +157,7 @@ fn a_full_chunk_takes_stripes_that_were_written_before_first() {
         leave_idle(bench, &allocator, &[2, 3, 7]).await;
         let mut taken = Vec::new();
         for _ in 0..4 {
-            let stripe = allocator.take_empty_stripe(0).await.unwrap().unwrap();
+            let stripe = allocator.take_empty_stripe(0, Source::Any).await.unwrap().unwrap();
             assert!(bench.volume.is_unwritten(stripe).await.unwrap(), "stripe {stripe} can be written");
             assert!(!is_empty(&allocator, stripe).await, "stripe {stripe} is allocated");
             taken.push(stripe);
@@ -170,8 +174,8 @@ fn an_idle_stripe_that_is_in_use_again_is_not_taken() {
     on_a_volume(async |bench| {
         let allocator = bench.allocator();
         leave_idle(bench, &allocator, &[0, 1]).await;
-        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
-        assert_eq!(allocator.take_empty_stripe(0).await.unwrap(), Some(1));
+        assert_eq!(allocator.allocate_reserved(1, Source::Any).await.unwrap(), (0, 1));
+        assert_eq!(allocator.take_empty_stripe(0, Source::Any).await.unwrap(), Some(1));
         assert_eq!(written_stripes(bench).await, [0], "the stripe in use was not discarded");
     });
 }
@@ -197,20 +201,20 @@ fn a_full_chunk_takes_no_space_that_others_have_reserved() {
             allocator.reserve(reserved).unwrap();
             let mut left = used;
             while left > 0 {
-                left -= allocator.allocate_reserved(left).await.unwrap().1;
+                left -= allocator.allocate_reserved(left, Source::Any).await.unwrap().1;
             }
-            let found = allocator.take_empty_stripe(mine).await.unwrap();
+            let found = allocator.take_empty_stripe(mine, Source::Any).await.unwrap();
             assert_eq!(found.is_some(), expected, "{used} used, {mine} of {reserved} reserved");
         }
         // A stripe that was discarded for such a write stays idle, too.
         let allocator = bench.allocator();
         leave_idle(bench, &allocator, &[2]).await;
-        assert_eq!(allocator.discard_some(Discard::InTable).await.unwrap(), 1);
+        assert_eq!(allocator.discard_some(Discard::InTable, 0..u64::MAX).await.unwrap(), 1);
         allocator.reserve(full).unwrap();
         for _ in 0..headroom / STRIPE {
             take_some_stripe(&allocator).await;
         }
-        assert_eq!(allocator.take_empty_stripe(0).await.unwrap(), None);
+        assert_eq!(allocator.take_empty_stripe(0, Source::Any).await.unwrap(), None);
         assert_eq!(idle_stripes(bench, &allocator), [2]);
     });
 }
@@ -234,13 +238,13 @@ fn a_batch_is_one_run_of_idle_stripes_that_are_still_empty() {
                 assert!(take(&allocator, *stripe).await);
             }
             assert_eq!(
-                allocator.take_idle(Discard::OnDrives).await.unwrap(),
+                allocator.take_idle(Discard::OnDrives, 0..u64::MAX).await.unwrap(),
                 None,
                 "{idle:?} have not rested"
             );
             allocator.idle.borrow_mut().age();
             let mut batches = Vec::new();
-            while let Some(batch) = allocator.take_idle(Discard::OnDrives).await.unwrap() {
+            while let Some(batch) = allocator.take_idle(Discard::OnDrives, 0..u64::MAX).await.unwrap() {
                 batches.push(batch);
             }
             assert_eq!(batches, expected, "{idle:?} without {used:?}");
@@ -263,7 +267,7 @@ fn a_discard_takes_no_space_that_is_reserved() {
         for _ in 0..free / 50 / STRIPE - 2 {
             take_some_stripe(&allocator).await;
         }
-        assert_eq!(allocator.discard_some(Discard::OnDrives).await.unwrap(), 2);
+        assert_eq!(allocator.discard_some(Discard::OnDrives, 0..u64::MAX).await.unwrap(), 2);
         assert_eq!(written_stripes(bench).await, [6]);
         assert_eq!(idle_stripes(bench, &allocator), [6]);
     });
@@ -294,7 +298,7 @@ fn a_stripe_rests_before_its_space_goes_back_to_the_drives() {
 fn written_stripes_without_an_owner_are_found_at_a_start() {
     on_a_volume(async |bench| {
         let allocator = bench.allocator();
-        assert_eq!(allocator.allocate_reserved(1).await.unwrap(), (0, 1));
+        assert_eq!(allocator.allocate_reserved(1, Source::Any).await.unwrap(), (0, 1));
         for stripe in [0, 3, 8] {
             bench.write_stripe(stripe, 5).await;
         }
@@ -316,7 +320,7 @@ fn a_written_stripe_is_left_alone_until_its_owner_is_known() {
         bench.put_map(chunk_key(2, 0), &extents).await;
         let allocator = bench.allocator();
         for expected in [2, 3] {
-            let run = allocator.allocate_reserved(STRIPE).await.unwrap();
+            let run = allocator.allocate_reserved(STRIPE, Source::Any).await.unwrap();
             assert_eq!(run, (expected * STRIPE, STRIPE), "the first one that is unwritten");
         }
         assert_eq!(idle_stripes(bench, &allocator), []);
@@ -328,11 +332,11 @@ fn a_written_stripe_is_left_alone_until_its_owner_is_known() {
         assert_eq!(allocator.usage().free_blocks, free);
         let mut left = free;
         while left > 0 {
-            let (block, count) = allocator.allocate_reserved(left).await.unwrap();
+            let (block, count) = allocator.allocate_reserved(left, Source::Any).await.unwrap();
             assert!(block >= 2 * 256, "{count} blocks from {block} on");
             left -= count;
         }
-        assert!(allocator.allocate_reserved(1).await.is_err());
+        assert!(allocator.allocate_reserved(1, Source::Any).await.is_err());
     });
 }
 
@@ -346,7 +350,7 @@ fn an_allocation_waits_for_stripes_that_the_sweep_finds() {
         let target = bench.target().await;
         let allocator = &target.allocator;
         assert_eq!(allocator.usage().free_blocks, STRIPE);
-        assert_eq!(allocator.allocate_reserved(3).await.unwrap(), (last * STRIPE, 3));
+        assert_eq!(allocator.allocate_reserved(3, Source::Any).await.unwrap(), (last * STRIPE, 3));
         assert!(allocator.is_swept());
         target.stop();
     });
@@ -363,14 +367,14 @@ fn groups_that_cannot_be_read_fail_the_call_and_no_more() {
             allocator.load(group).await.unwrap();
         }
         bench.kv.fail_reads(true);
-        assert!(allocator.discard_some(Discard::OnDrives).await.is_err());
-        assert!(allocator.allocate_reserved(1).await.is_err());
-        assert!(allocator.take_empty_stripe(0).await.is_err());
+        assert!(allocator.discard_some(Discard::OnDrives, 0..u64::MAX).await.is_err());
+        assert!(allocator.allocate_reserved(1, Source::Any).await.is_err());
+        assert!(allocator.take_empty_stripe(0, Source::Any).await.is_err());
         bench.kv.fail_reads(false);
         assert_eq!(idle_stripes(bench, &allocator), [1, 70]);
         assert_eq!(allocator.usage().free_blocks, bench.volume.blocks());
-        assert_eq!(allocator.discard_some(Discard::OnDrives).await.unwrap(), 1);
-        assert_eq!(allocator.discard_some(Discard::OnDrives).await.unwrap(), 1);
+        assert_eq!(allocator.discard_some(Discard::OnDrives, 0..u64::MAX).await.unwrap(), 1);
+        assert_eq!(allocator.discard_some(Discard::OnDrives, 0..u64::MAX).await.unwrap(), 1);
         assert_eq!(written_stripes(bench).await, []);
     });
 }
@@ -421,7 +425,7 @@ fn blocks_about_to_be_discarded_count_as_free() {
         let in_memory = |group: u64| allocator.space().bits_in_memory(group).is_some();
         assert!(!in_memory(0) && !in_memory(1));
         let wanted = 64 - bench.volume.blocks() / 50;
-        let discard = allocator.discard_some(Discard::OnDrives);
+        let discard = allocator.discard_some(Discard::OnDrives, 0..u64::MAX);
         let reserve = async {
             let mut refused = 0;
             for _ in 0..30 {
@@ -470,10 +474,10 @@ fn a_stripe_that_is_taken_is_unwritten() {
         // `last_empty` has the group in memory, and it leaves while the table is asked: as if it had.
         let taken = async {
             allocator.idle.borrow_mut().add_reusable(31..32);
-            allocator.take_empty_stripe(STRIPE).await
+            allocator.take_empty_stripe(STRIPE, Source::Any).await
         };
         let other = async {
-            let (block, count) = allocator.allocate_reserved(STRIPE).await?;
+            let (block, count) = allocator.allocate_reserved(STRIPE, Source::Any).await?;
             let (data, crcs) = crate::tests::blocks_of(&[1; STRIPE as usize]);
             bench.volume.write(block, &data, &crcs).await?;
             allocator.give_back(vec![(block, count)]);
@@ -497,10 +501,13 @@ fn groups_without_a_usable_stripe_are_not_read_for_each_allocation() {
             bench.write_stripe(stripe, 5).await;
         }
         let allocator = bench.allocator();
-        assert_eq!(allocator.allocate_reserved(STRIPE).await.unwrap(), (128 * STRIPE, STRIPE));
+        assert_eq!(allocator.allocate_reserved(STRIPE, Source::Any).await.unwrap(), (128 * STRIPE, STRIPE));
         let before = allocator.group_reads();
         for at in 1..5 {
-            assert_eq!(allocator.allocate_reserved(STRIPE).await.unwrap(), ((128 + at) * STRIPE, STRIPE));
+            assert_eq!(
+                allocator.allocate_reserved(STRIPE, Source::Any).await.unwrap(),
+                ((128 + at) * STRIPE, STRIPE)
+            );
         }
         let reads = allocator.group_reads() - before;
         assert!(reads <= 1, "{reads} groups read for 4 allocations");
@@ -518,7 +525,7 @@ fn groups_without_an_unwritten_stripe_are_not_read_for_each_full_chunk() {
         let mut reads = Vec::new();
         for _ in 0..5 {
             let before = allocator.group_reads();
-            let taken = allocator.take_empty_stripe(0).await.unwrap();
+            let taken = allocator.take_empty_stripe(0, Source::Any).await.unwrap();
             assert!(taken.is_some_and(|stripe| stripe < 32), "{taken:?}");
             reads.push(allocator.group_reads() - before);
         }

@@ -1,5 +1,7 @@
 use super::*;
-use crate::tests::{CHUNK, OWNER, Random, Seed, blocks_of, chunk_key, extent, file, map_row, preallocated};
+use crate::tests::{
+    CHUNK, OWNER, Random, STRIPE, Seed, blocks_of, chunk_key, extent, file, map_row, preallocated,
+};
 use futures_util::FutureExt;
 use penstock_base::{Birth, ErrorKind, LocalBoxFuture};
 use penstock_kv::{KvError, MemKv, Row, Usage, WriteSet};
@@ -9,6 +11,10 @@ use std::task::Poll;
 
 const VOLUME_BLOCKS: u64 = 1000;
 
+fn groups() -> Rc<Cell<Groups>> {
+    Rc::new(Cell::new(Groups::new(VOLUME_BLOCKS, STRIPE)))
+}
+
 fn now<T>(future: impl Future<Output = T>) -> T {
     future.now_or_never().expect("a store in memory never waits")
 }
@@ -17,7 +23,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 fn empty() -> (Rc<MemKv>, Rc<ChunkCache>) {
     let mem = MemKv::new(1 << 24);
     let kv: Rc<dyn Kv> = mem.clone();
-    (mem, ChunkCache::new(&kv, CHUNK, VOLUME_BLOCKS))
+    (mem, ChunkCache::new(&kv, CHUNK, groups()))
 }
 
 fn put_row(kv: &MemKv, key: Vec<u8>, value: Vec<u8>) {
@@ -364,7 +370,7 @@ fn held_by_a_late_reader(then: impl FnOnce(&ChunkCache)) -> Option<u64> {
     let mem = MemKv::new(1 << 24);
     let kv = Rc::new(Slow { inner: mem.clone(), is_slow: Cell::default() });
     let shared: Rc<dyn Kv> = kv.clone();
-    let cache = ChunkCache::new(&shared, CHUNK, VOLUME_BLOCKS);
+    let cache = ChunkCache::new(&shared, CHUNK, groups());
     kv.is_slow.set(true);
     let mut late = pin!(cache.file(file(2)));
     assert!((&mut late).now_or_never().is_none());

@@ -3,7 +3,7 @@
 //!
 //! Public for the fuzzer and for tools that inspect a volume.
 
-use super::END;
+use super::COPIES_END;
 use crate::free::Run;
 use penstock_base::num::to_u32;
 use penstock_base::{ArrayId, BLOCK_BYTES, Dec, DecodeError, Enc, Version, crc32c};
@@ -118,7 +118,7 @@ impl Anchor {
         let (rows, len, chunk_blocks, segments) = (dec.counter()?, dec.counter()?, dec.u32()?, dec.u32()?);
         let index = take_pieces(&mut dec)?;
         dec.end()?;
-        if chunk_blocks == 0 || !(1..END).contains(&serial) {
+        if chunk_blocks == 0 || !(1..COPIES_END).contains(&serial) {
             return Err(dec.bad("a copy without chunks or without a number"));
         }
         Ok(Self { array, serial, id, version, created_ns, rows, bytes: len, chunk_blocks, segments, index })

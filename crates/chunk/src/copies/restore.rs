@@ -17,8 +17,10 @@ use super::format::{Anchor, Pieces, SegmentHead, blocks_in, decode_index, take_r
 use super::{IO, NONE_MADE, file_of, read_anchor, void_anchor};
 use crate::ChunkError;
 use crate::free::{Groups, Run};
+use crate::lending::runs_of;
 use crate::rows::{
-    ChunkKey, Counts, Extent, FileRow, MapRow, Owner, counts_key, encode_counts, file_of_key, read_row,
+    Borrowed, ChunkKey, Counter, Counts, Extent, FileRow, Lent, LentKey, MapRow, Owner, counts_key,
+    encode_counts, file_of_key, read_row,
 };
 use penstock_array::{ArrayError, BlockChanges, Volume};
 use penstock_base::num::{to_u32, to_usize};
@@ -496,6 +498,15 @@ async fn fill(
                 }
             } else if file_of_key(key).is_some() {
                 writer.put(key.to_vec(), value.to_vec()).await?;
+            } else if let (Ok(_), Ok(lent)) = (LentKey::decode(key), Lent::decode(value)) {
+                // They are the borrower's, old or new. A repair keeps what the borrower does not know of.
+                ages.claimed.extend(runs_of(&lent.loan, volume.stripe_blocks()));
+                writer.put(key.to_vec(), value.to_vec()).await?;
+            } else if Borrowed::group_of(key).is_ok() {
+                // Nobody knows what was written there since: a repair collects it on the lender.
+            } else if let Ok(Counter::Loans(last)) = Counter::decode(key, value) {
+                let (key, value) = Counter::Loans(last.saturating_add(LOANS_SINCE).min(MOST_LOANS)).encode();
+                writer.put(key, value).await?;
             } else if let Some(value) = names.row(key, value)? {
                 writer.put(key.to_vec(), value).await?;
             }
@@ -520,6 +531,11 @@ async fn fill(
         newer,
     })
 }
+
+/// Numbers of loans that may have been given since the copy.
+const LOANS_SINCE: u64 = 1 << 32;
+/// The last number of a loan from which it can go on.
+const MOST_LOANS: u64 = 1 << 62;
 
 /// The parts of runs, which are in order, in a stripe, counted from its first block.
 fn runs_in(runs: &[Run], stripe: u64, per_stripe: u64) -> Vec<Range<u32>> {

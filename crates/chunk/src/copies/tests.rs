@@ -10,9 +10,9 @@ use penstock_kv::{Kv, MemKv};
 use std::collections::BTreeMap;
 
 /// Inode numbers of files begin here.
-const FIRST: u64 = END + 1;
+const FIRST: u64 = COPIES_END + 1;
 /// The number that a restore gives to the file of newer blocks.
-const NEWER: u64 = END + 1000;
+const NEWER: u64 = COPIES_END + 1000;
 /// A row of the name space.
 const NAME: [u8; 3] = [0x10, 1, 2];
 /// A row that no copy has.
@@ -117,7 +117,7 @@ async fn usable(bench: &Bench, anchors: &Volume) -> u64 {
 /// The numbers of all copies that have blocks.
 fn kept(bench: &Bench) -> Vec<u64> {
     let files = bench.kv.rows().into_iter().filter_map(|(key, _)| decode_file_key(&key).ok());
-    files.map(|(file, _)| file.ino.0).filter(|number| *number < END).collect()
+    files.map(|(file, _)| file.ino.0).filter(|number| *number < COPIES_END).collect()
 }
 
 fn how_of(newer: Newer) -> How {

@@ -18,7 +18,7 @@ type Words = [u64; GROUP_WORDS];
 enum Bits {
     /// None is set.
     Clear,
-    /// All are set. Of the last group only if it has as many blocks as the others.
+    /// All are set that the first group has, and no other. Larger and smaller ones have their own bits.
     Full,
     /// So many are set.
     Some(u32, Box<Words>),
@@ -31,7 +31,7 @@ pub(crate) struct Bitmap {
     bits: Vec<Bits>,
     /// The words of a full group.
     full: Box<Words>,
-    /// The blocks of the first group: no other has more.
+    /// The blocks of the first group.
     blocks_each: u32,
 }
 
@@ -72,7 +72,7 @@ impl Bitmap {
         *count = if is_set { *count + 1 } else { *count - 1 };
         if *count == 0 {
             *bits = Bits::Clear;
-        } else if *count == self.blocks_each {
+        } else if *count == self.blocks_each && **words == *self.full {
             *bits = Bits::Full;
         }
     }

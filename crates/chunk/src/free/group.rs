@@ -29,6 +29,8 @@ pub(super) struct Group {
     pub(super) is_used: bool,
     /// Blocks that count as used only because some bits of the row may be lost; none if that is not so.
     hidden: Option<Words>,
+    /// Blocks that count as used because the group does not have them; none if it has all.
+    lacking: Option<Words>,
 }
 
 /// The counts of a group with these bits.
@@ -64,11 +66,24 @@ impl Group {
             pins: 0,
             is_used: true,
             hidden: None,
+            lacking: None,
         };
         for run in bits::runs_within(&*group.committed, 0, blocks) {
             group.mark(run, true);
         }
         group.row_counts = group.counts;
+        group
+    }
+
+    /// The same without these runs, which the group does not have. They count as used, whatever their bits
+    /// say.
+    pub(super) fn without(words: &[u64], blocks: u64, stripe_blocks: u64, lacking: &[Run]) -> Self {
+        let mut missing: Words = Box::new([0; GROUP_WORDS]);
+        lacking.iter().for_each(|run| bits::change(&mut *missing, *run, true));
+        let present: Vec<u64> = words.iter().zip(&*missing).map(|(word, missing)| word & !missing).collect();
+        let mut group = Self::new(&present, blocks, stripe_blocks);
+        lacking.iter().for_each(|run| group.mark(*run, true));
+        group.lacking = (!lacking.is_empty()).then_some(missing);
         group
     }
 
@@ -106,25 +121,30 @@ impl Group {
 
     /// True if the counts are those of the bits.
     pub(super) fn is_counted(&self) -> bool {
+        let has_lacking =
+            |lacking: &Words| self.used.iter().zip(&**lacking).all(|(used, bit)| bit & !used == 0);
         self.counts == counts_of(&*self.used, self.blocks, self.stripe_blocks)
+            && self.lacking.as_ref().is_none_or(has_lacking)
     }
 
     /// True if nothing is lost when it leaves the memory.
     pub(super) fn may_leave(&self) -> bool {
-        let is_as_loaded = match &self.hidden {
-            None => self.used == self.committed,
-            // No block waits to be committed, or to be free.
-            Some(hidden) => {
-                let mut words = self.used.iter().zip(&**hidden).zip(&*self.committed);
-                words.all(|((used, hidden), committed)| used ^ hidden == *committed)
-            }
+        // No block waits to be committed, or to be free.
+        let is_as_loaded = |at: usize| {
+            let extra = |words: &Option<Words>| words.as_ref().map_or(0, |words| words[at]);
+            self.used[at] ^ (extra(&self.hidden) | extra(&self.lacking)) == self.committed[at]
         };
-        self.pins == 0 && is_as_loaded
+        self.pins == 0 && (0..GROUP_WORDS).all(is_as_loaded)
     }
 
     /// The bits of the row.
     pub(super) fn committed(&self) -> &[u64] {
         &*self.committed
+    }
+
+    /// True if the group does not have a block.
+    fn lacks(&self, block: u64) -> bool {
+        self.lacking.as_ref().is_some_and(|lacking| bits::get(&**lacking, block))
     }
 
     pub(super) fn is_used(&self, block: u64) -> bool {
@@ -199,8 +219,12 @@ impl Group {
             let is_pending = |block: &u64| {
                 self.is_used(*block) && !self.is_committed(*block) && !bits::get(&**hidden, *block)
             };
+            let is_pending = |block: &u64| is_pending(block) && !self.lacks(*block);
             let pending: Vec<u64> = (0..self.blocks).filter(is_pending).collect();
-            *self = Self { pins: self.pins, ..Self::new(words, self.blocks, self.stripe_blocks) };
+            let lacking =
+                self.lacking.as_ref().map_or(Vec::new(), |all| bits::runs_within(&**all, 0, self.blocks));
+            let new = Self::without(words, self.blocks, self.stripe_blocks, &lacking);
+            *self = Self { pins: self.pins, ..new };
             for block in pending {
                 if !self.is_used(block) {
                     self.mark((block, 1), true);
@@ -208,7 +232,7 @@ impl Group {
             }
             return;
         }
-        for block in 0..self.blocks {
+        for block in (0..self.blocks).filter(|block| !self.lacks(*block)).collect::<Vec<_>>() {
             let used = bits::get(words, block);
             if self.is_committed(block) != used {
                 self.commit((block, 1), used);

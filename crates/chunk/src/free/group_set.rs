@@ -51,6 +51,13 @@ impl GroupSet {
         Self { words: vec![0; words], upper: vec![0; words.div_ceil(64)] }
     }
 
+    /// Makes room for groups below `count`. It never has less than it had.
+    pub(super) fn grow(&mut self, count: u64) {
+        let words = self.words.len().max(to_usize(count.div_ceil(64)));
+        self.words.resize(words, 0);
+        self.upper.resize(words.div_ceil(64), 0);
+    }
+
     pub(super) fn set(&mut self, group: u64, is_in: bool) {
         let (at, bit) = place(group);
         match is_in {

@@ -634,3 +634,114 @@ fn a_block_that_counts_as_free_stays_free() {
         assert_eq!(words(&space), before, "{marked:?} {freed:?}");
     }
 }
+
+fn borrowed(stripes: u32, gaps: &[(u32, u32)]) -> Borrowed {
+    let loan = Loan { stripe: 3, stripes, gaps: gaps.to_vec() };
+    Borrowed { lender: penstock_base::TargetId(1), number: 1, loan }
+}
+
+/// The blocks of a loan are a group behind those of the volume, which lacks all that the loan does not have.
+#[test]
+fn a_loan_is_a_group_of_its_own() {
+    let mut bed = Bed::new(GROUP_BLOCKS + 64, 64);
+    let group = bed.space.group_for_loan();
+    assert_eq!(group, 2);
+    let before = bed.space.usage();
+    bed.space.add_loan(group, borrowed(2, &[(0, 10), (70, 58)]), &[0; GROUP_WORDS]);
+    let (first, blocks) = (2 * GROUP_BLOCKS, 128 - 68);
+    assert_eq!(bed.space.usage(), SpaceUsage { free_blocks: before.free_blocks + blocks, ..before });
+    assert_eq!((bed.space.borrowed_blocks(), bed.space.used_blocks()), (blocks, 0));
+    bed.need(group);
+    assert_eq!(bed.space.counts(group), Counts { used: 256 - 60, empty: 0 }, "both stripes have gaps");
+    assert!(bed.space.is_counted() && bed.space.idle_loans() == [group]);
+    let groups = bed.space.groups();
+    assert_eq!((groups.blocks_in(1), groups.blocks_in(2), groups.count()), (64, 256, 3));
+    for (run, there) in [
+        ((GROUP_BLOCKS, 64), 64),
+        ((GROUP_BLOCKS, 65), 64),
+        ((GROUP_BLOCKS + 64, 1), 0),
+        ((2 * GROUP_BLOCKS - 1, 1), 0),
+        ((first, 256), 256),
+        ((first + 250, 10), 6),
+        ((u64::MAX, 1), 0),
+    ] {
+        assert_eq!(groups.have_of(run), there, "{run:?}");
+    }
+    // Every block of it is given once, and those in the gaps never.
+    let mut given = Vec::new();
+    while let Some(stripe) = bed.space.first_in(group, Kind::Partial, |_| true) {
+        let run = bed.space.allocate(stripe, 100);
+        given.push((run.0 - first, run.1));
+    }
+    assert_eq!(given, [(10, 54), (64, 6)]);
+    assert!(bed.space.idle_loans().is_empty());
+    let runs: Vec<Run> = given.iter().map(|(at, count)| (first + at, *count)).collect();
+    let commit = bed.space.commit(runs.clone(), &[]);
+    let (key, row) = &commit.rows[0];
+    assert_eq!((commit.rows.len(), *key == Borrowed::key(group)), (1, true), "one row, and no counts");
+    let (loan, bits) = Borrowed::decode(row).unwrap();
+    assert_eq!(loan, borrowed(2, &[(0, 10), (70, 58)]));
+    assert_eq!(bits::runs_within(&bits, 0, 256), [(10, 60)]);
+    bed.end(commit);
+    // The same from its row.
+    let mut again = Space::new(GROUP_BLOCKS + 64, 64);
+    again.add_loan(group, loan, &bits);
+    assert_eq!((again.usage(), again.counts(group)), (bed.space.usage(), bed.space.counts(group)));
+    assert!(again.load(group, &bits), "it is as it was counted");
+    assert_eq!(again.used_blocks(), 60);
+    let commit = again.commit(Vec::new(), &runs);
+    assert!(again.idle_loans().is_empty(), "its blocks wait to be free");
+    _ = again.end_commit(commit);
+    for run in runs {
+        assert_eq!(again.free(run), [], "a stripe with gaps is never empty");
+    }
+    assert_eq!(again.idle_loans(), [group]);
+    again.end_loan(group);
+    assert_eq!((again.usage(), again.borrowed_blocks(), again.group_for_loan()), (before, 0, group));
+    assert!(again.is_counted());
+}
+
+/// Loans of which reservations need the blocks stay, and groups of loans that have ended are used again.
+#[test]
+fn loans_stay_while_they_are_needed() {
+    let mut bed = Bed::new(GROUP_BLOCKS, 64);
+    bed.space.add_loan(1, borrowed(1, &[]), &[0; GROUP_WORDS]);
+    bed.space.add_loan(4, borrowed(2, &[]), &[0; GROUP_WORDS]);
+    assert_eq!((bed.space.group_for_loan(), bed.space.groups().count()), (2, 5));
+    assert_eq!(bed.space.usage().free_blocks, GROUP_BLOCKS + 3 * 64);
+    assert_eq!(bed.space.idle_loans(), [1, 4]);
+    assert!(bed.space.reserve(GROUP_BLOCKS + 64 - 5));
+    assert_eq!(bed.space.idle_loans(), [1], "with the other one too few would be left");
+    bed.space.release(GROUP_BLOCKS + 64 - 5);
+    bed.need(4);
+    assert!(bed.take_stripe(16), "the first stripe of the second loan");
+    assert_eq!(bed.space.idle_loans(), [1]);
+    assert!(!bed.take_stripe(4 + 1), "a stripe behind a loan is none");
+    let commit = bed.space.commit(vec![(4 * GROUP_BLOCKS, 64)], &[]);
+    bed.space.undo_commit(commit);
+    assert_eq!(bed.free((4 * GROUP_BLOCKS, 64)), [16]);
+    assert_eq!(bed.space.idle_loans(), [1, 4]);
+    bed.space.end_loan(1);
+    bed.space.drop_loan(4);
+    assert!(bed.space.loans().is_empty() && bed.space.is_counted());
+    assert_eq!(bed.space.usage().free_blocks, GROUP_BLOCKS);
+}
+
+/// A repair gives a group of a loan the bits that it has, and what the loan lacks stays away.
+#[test]
+fn a_suspect_loan_is_repaired() {
+    let mut bed = Bed::new(GROUP_BLOCKS, 64);
+    bed.space.add_loan(1, borrowed(2, &[(0, 4)]), &[0; GROUP_WORDS]);
+    bed.space.suspect(1);
+    assert_eq!(bed.space.usage().free_blocks, GROUP_BLOCKS);
+    assert!(bed.space.idle_loans().is_empty(), "nobody knows who has its blocks");
+    bed.need(1);
+    let mut words = vec![0; GROUP_WORDS];
+    bits::change(&mut words, (4, 20), true);
+    bed.space.reload(1, &words);
+    assert_eq!(bed.space.usage().free_blocks, GROUP_BLOCKS + 128 - 4 - 20);
+    assert_eq!(bed.space.counts(1), Counts { used: 128 + 24, empty: 1 });
+    assert!(bed.space.is_counted());
+    let run = bed.space.allocate(4, 100);
+    assert_eq!(run, (GROUP_BLOCKS + 24, 40), "behind what is used");
+}

@@ -9,11 +9,12 @@ use super::survey::{Owned, Survey, accounts_of};
 use crate::ChunkError;
 use crate::Known;
 use crate::accounts::Accounts;
-use crate::free::{Bitmap, Run};
+use crate::allocator::Source;
+use crate::free::Run;
 use crate::map::joined;
 use crate::rows::{
-    ChunkKey, Counts, Extent, FileRow, MapRow, Owner, all_accounts, all_counts, all_files, all_maps,
-    counts_key, encode_account, encode_counts, encode_group, group_key, map_range, read_row, valid_part,
+    Borrowed, ChunkKey, Counts, Extent, FileRow, MapRow, Owner, all_accounts, all_counts, all_files,
+    all_maps, counts_key, encode_account, encode_counts, encode_group, group_key, map_range, read_row,
 };
 use penstock_base::num::to_u32;
 use penstock_base::{Birth, Branch, DecodeError, ErrorKind, FileId, Ino};
@@ -29,7 +30,7 @@ impl Fsck<'_> {
         self.cache.evict_clean();
     }
 
-    async fn commit_repair(&self, writes: &mut WriteSet) -> Result<(), ChunkError> {
+    pub(super) async fn commit_repair(&self, writes: &mut WriteSet) -> Result<(), ChunkError> {
         if !writes.is_empty() {
             // A repair may free space, so it must not fail for lack of it.
             writes.reclaims();
@@ -87,7 +88,7 @@ impl Fsck<'_> {
             self.allocator.set_compared();
         }
         let mut space = self.allocator.space_mut();
-        for group in 0..space.groups().count() {
+        for group in 0..space.groups().count().min(survey.groups.count()) {
             // Rows of a later release may own the blocks whose bits are lost.
             if !(survey.opaque && space.is_suspect(group)) {
                 space.reload(group, survey.marked.group(group));
@@ -169,14 +170,14 @@ impl Fsck<'_> {
             (0..count.div_ceil(step)).map(move |at| (start + at * step, step.min(count - at * step)))
         };
         let unowned = survey.only_in(&survey.marked, &survey.owned);
-        let (per_stripe, mut runs) = (self.volume.stripe_blocks(), Vec::new());
+        let (per_stripe, mut runs) = (self.volumes.stripe_blocks(), Vec::new());
         for (start, count) in unowned.into_iter().flat_map(cut) {
             if runs.len() == most {
                 break;
             }
             // Stripes that were never written contain nothing.
             let stripes = start / per_stripe..(start + count).div_ceil(per_stripe);
-            if !self.volume.written_in(stripes, 1).await?.is_empty() {
+            if !self.volumes.written_in(stripes, 1).await?.is_empty() {
                 runs.push((start, count));
             }
         }
@@ -205,7 +206,13 @@ impl Fsck<'_> {
         while left.peek().is_some() {
             let mut writes = WriteSet::new();
             for group in left.by_ref().take(ROWS_AT_ONCE) {
-                writes.put(group_key(*group), encode_group(survey.marked.group(*group)));
+                let bits = survey.marked.group(*group);
+                match survey.check.loans.get(group) {
+                    Some(Some(borrowed)) => writes.put(Borrowed::key(*group), borrowed.encode(bits)),
+                    // Another repair makes its row.
+                    _ if *group >= survey.groups.own() => continue,
+                    _ => writes.put(group_key(*group), encode_group(bits)),
+                };
             }
             self.commit_repair(&mut writes).await?;
         }
@@ -215,6 +222,7 @@ impl Fsck<'_> {
 
     /// Limits extents to their chunk and to the volume, and drops empty ones.
     pub async fn trim_extents(&self) -> Result<(), ChunkError> {
+        let survey = self.survey().await?;
         let mut pages = Pages::new(self.kv, all_maps());
         loop {
             let rows = pages.next().await?;
@@ -224,8 +232,8 @@ impl Fsck<'_> {
             let mut writes = WriteSet::new();
             for (key, value) in rows {
                 let Ok((_, MapRow { truncations, extents })) = read_row(&key, &value) else { continue };
-                let valid = |extent| valid_part(extent, self.chunk_blocks, self.volume.blocks());
-                let kept: Vec<Extent> = extents.iter().map(valid).filter(|part| part.count > 0).collect();
+                let kept: Vec<Extent> =
+                    extents.iter().map(|extent| survey.valid(extent)).filter(|part| part.count > 0).collect();
                 match kept == extents {
                     true => {}
                     false if kept.is_empty() => drop(writes.delete(key)),
@@ -241,7 +249,7 @@ impl Fsck<'_> {
 
     /// Gives every owner of a block except the first its own copy. Returns the chunks that could not get one.
     pub async fn copy_doubles(&self) -> Result<Vec<ChunkKey>, ChunkError> {
-        let mut claimed = Bitmap::new(self.allocator.space().groups());
+        let mut claimed = self.survey().await?.lent_blocks(self.allocator.space().groups());
         let mut failed = Vec::new();
         let mut pages = Pages::new(self.kv, all_maps());
         loop {
@@ -268,7 +276,7 @@ impl Fsck<'_> {
                 if fresh.is_empty() {
                     continue;
                 }
-                match self.copy_blocks(&fresh).await {
+                match self.copy_blocks(chunk.file, &fresh).await {
                     Ok(copies) => {
                         let row = MapRow { truncations, extents: map };
                         self.commit_copies(key, row, copies).await?;
@@ -311,13 +319,13 @@ impl Fsck<'_> {
 
     /// Copies single blocks to free ones, durably. A preallocated block gets a new block without a copy. One
     /// that cannot be read gets none: it stays with its first owner.
-    async fn copy_blocks(&self, blocks: &[Extent]) -> Result<Vec<Extent>, ChunkError> {
+    async fn copy_blocks(&self, file: FileId, blocks: &[Extent]) -> Result<Vec<Extent>, ChunkError> {
         let mut copies: Vec<Extent> = Vec::new();
         let result = async {
             for from in blocks {
                 let data = match from.preallocated {
                     true => None,
-                    false => match self.volume.read(from.block, 1, IO).await {
+                    false => match self.volumes.read(from.block, 1, IO).await {
                         Err(error) if error.kind() == ErrorKind::Corrupt => {
                             tracing::warn!(block = from.block, %error, "a block with two owners cannot be read, and stays with the first one");
                             continue;
@@ -325,13 +333,13 @@ impl Fsck<'_> {
                         read => Some(read?),
                     },
                 };
-                let (block, _) = self.allocator.allocate_reserved(1).await?;
+                let (block, _) = self.allocator.allocate_reserved(1, Source::Any).await?;
                 copies.push(Extent { block, ..*from });
                 if let Some(data) = data {
-                    self.volume.write(block, &data.gather(), &data.crcs).await?;
+                    self.volumes.write(file, block, &data.gather(), &data.crcs).await?;
                 }
             }
-            Ok(self.volume.flush().await?)
+            self.volumes.flush_all().await
         };
         let result = result.await;
         if result.is_err() {

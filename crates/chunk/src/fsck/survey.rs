@@ -1,21 +1,22 @@
 //! Survey of a target's rows: each block has one owner, and map, bits and counts agree.
 //!
-//! Memory: at most three bits for each block of the volume, less where all blocks of a group are alike, and a
+//! Memory: at most four bits for each block of the volume, less where all blocks of a group are alike, and a
 //! few words for each file. The part of an extent
 //! beyond its chunk or beyond the volume owns nothing.
 
 use crate::ChunkError;
 use crate::allocator::{Allocator, STRIPES_AT_A_TIME};
 use crate::free::{Bitmap, Counts, Groups, Run, set_bits};
+use crate::lending::{fits, may_be_borrowed, runs_of};
 use crate::rows::{
-    ChunkKey, Counter, Extent, FileRow, ForeignKey, GROUP_WORDS, GROUPS_IN_A_ROW, MapRow, Owner,
-    all_accounts, all_counts, all_files, all_groups, all_maps, all_reserved, check_key, chunks_of_a_file,
-    decode_account, decode_account_key, decode_counts, decode_counts_key, decode_file_key, decode_group,
-    decode_group_key, read_row, valid_part,
+    Borrowed, ChunkKey, Counter, Extent, FileRow, GROUP_WORDS, GROUPS_IN_A_ROW, Lent, LentKey, MapRow, Owner,
+    all_accounts, all_counters, all_counts, all_files, all_groups, all_lent, all_loans, all_maps,
+    all_reserved, check_key, chunks_of_a_file, decode_account, decode_account_key, decode_counts,
+    decode_counts_key, decode_file_key, decode_group, decode_group_key, read_row,
 };
-use penstock_array::Volume;
-use penstock_base::num::to_usize;
-use penstock_base::{Birth, DecodeError, FindingKind, Findings, Ino, hex};
+use crate::volumes::Volumes;
+use penstock_base::num::{to_u32, to_usize};
+use penstock_base::{Birth, DecodeError, FindingKind, Findings, Ino, TargetId, hex};
 use penstock_kv::{Kv, for_each};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,18 +50,28 @@ pub struct TargetCheck {
     pub findings: Findings,
     /// Chunks and blocks of each inode that has any.
     pub owners: BTreeMap<Ino, Owned>,
+    /// Loans of others, by their allocation groups; none for a row that cannot be read.
+    pub loans: BTreeMap<u64, Option<Borrowed>>,
+    /// Loans that others have.
+    pub lent: BTreeMap<LentKey, Lent>,
+    /// Keys of rows of such loans that cannot be read.
+    pub bad_lent: Vec<Vec<u8>>,
+    /// Loans of others of which nothing was committed yet: they have no row here.
+    pub unrecorded: BTreeSet<(TargetId, u64)>,
 }
 
 /// Contents of the rows of a target, as a check and a repair use them.
 pub(crate) struct Survey {
     pub(crate) check: TargetCheck,
     pub(crate) owned: Bitmap,
+    /// Blocks that files have, without those of loans to others.
+    pub(crate) owned_by_files: Bitmap,
     pub(crate) marked: Bitmap,
     /// Groups whose row cannot be read or marks blocks that the volume does not have.
     pub(crate) bad_groups: BTreeSet<u64>,
     /// Rows of counts some of whose groups have a row.
     pub(crate) counted_rows: BTreeSet<u64>,
-    /// Keys of group rows that belong to no group of the volume.
+    /// Keys of rows that belong to no group.
     pub(crate) stray_groups: Vec<Vec<u8>>,
     /// There are rows of a later release, which may own blocks that this release does not know of.
     pub(crate) opaque: bool,
@@ -73,7 +84,6 @@ pub(crate) struct Survey {
     /// By group, the counts of its row, if that can be read.
     counts: BTreeMap<u64, Option<Counts>>,
     pub(crate) groups: Groups,
-    blocks: u64,
     chunk_blocks: u32,
 }
 
@@ -109,6 +119,7 @@ impl Survey {
         Self {
             check: TargetCheck::default(),
             owned: Bitmap::new(groups),
+            owned_by_files: Bitmap::new(groups),
             marked: Bitmap::new(groups),
             bad_groups: BTreeSet::new(),
             counted_rows: BTreeSet::new(),
@@ -119,7 +130,6 @@ impl Survey {
             accounts: BTreeMap::new(),
             counts: BTreeMap::new(),
             groups,
-            blocks: groups.blocks(),
             chunk_blocks,
         }
     }
@@ -137,7 +147,7 @@ impl Survey {
         owner.truncations = owner.truncations.max(truncations);
         owner.far_chunks += u64::from(far);
         for extent in &extents {
-            let valid = valid_part(extent, self.chunk_blocks, self.blocks);
+            let valid = self.valid(extent);
             self.judge_extent(chunk, extent, &valid);
             let owner = self.check.owners.entry(chunk.file.ino).or_default();
             self.check.blocks += u64::from(valid.count);
@@ -149,16 +159,112 @@ impl Survey {
                 owner.end_block = owner.end_block.max(first_block + u64::from(valid.first + valid.count));
             }
             for block in valid.block..valid.block + u64::from(valid.count) {
-                if self.owned.get(block) {
-                    self.doubled.get_or_insert_with(|| Bitmap::new(self.groups)).set(block, true);
-                }
-                self.owned.set(block, true);
+                self.own(block);
+                self.owned_by_files.set(block, true);
             }
         }
         if far {
             let text =
                 format!("chunk {} of inode {} is beyond the maximum file size", chunk.index, chunk.file.ino);
             self.check.findings.add(FindingKind::ChunkBeyondLimit, chunk.file.ino, text);
+        }
+    }
+
+    /// The part of an extent that is in its chunk, and on the volume or in a loan.
+    pub(crate) fn valid(&self, extent: &Extent) -> Extent {
+        let valid = self.groups.valid_part(extent, self.chunk_blocks);
+        let mut count = 0;
+        for (group, (at, part)) in self.groups.parts((valid.block, valid.count.into())) {
+            let end = match self.check.loans.get(&group) {
+                _ if group < self.groups.own() => u64::MAX,
+                Some(Some(borrowed)) => u64::from(borrowed.loan.stripes) * self.groups.stripe_blocks(),
+                _ => 0,
+            };
+            let fits = part.min(end.saturating_sub(at));
+            count += fits;
+            if fits < part {
+                break;
+            }
+        }
+        Extent { count: to_u32(count), ..valid }
+    }
+
+    /// Takes in the row of a loan of another target.
+    fn see_loan(&mut self, key: &[u8], value: &[u8]) {
+        let group = Borrowed::group_of(key).ok().filter(|group| may_be_borrowed(*group, self.groups));
+        let borrowed =
+            Borrowed::decode(value).and_then(|borrowed| match fits(&borrowed.0.loan, self.groups) {
+                true => Ok(borrowed),
+                false => Err(DecodeError::Bad { what: "row of a loan", why: "more blocks than a group has" }),
+            });
+        let error = match (group, borrowed) {
+            (Some(group), Ok((borrowed, bits))) => {
+                let lent = u64::from(borrowed.loan.stripes) * self.groups.stripe_blocks();
+                self.check.loans.insert(group, Some(borrowed));
+                return self.mark(group, &bits, lent);
+            }
+            (group, borrowed) => {
+                self.check.loans.extend(group.map(|group| (group, None)));
+                borrowed.err().map_or("it names no group".into(), |error| error.to_string())
+            }
+        };
+        if group.is_none() {
+            self.stray_groups.push(key.to_vec());
+        }
+        let text = format!("row {} of a loan: {error}", hex(key));
+        self.check.findings.add(
+            if group.is_some() { FindingKind::BadLoanRow } else { FindingKind::BadGroupRow },
+            None,
+            text,
+        );
+    }
+
+    /// Takes in the row of a loan to another target: its blocks have an owner.
+    fn see_lent(&mut self, key: &[u8], value: &[u8]) {
+        let all = self.groups.blocks();
+        let lent = LentKey::decode(key).and_then(|key| Ok((key, Lent::decode(value)?)));
+        let lent = lent.and_then(|(key, lent)| {
+            let runs = runs_of(&lent.loan, self.groups.stripe_blocks());
+            match fits(&lent.loan, self.groups) && runs.iter().all(|(first, count)| first + count <= all) {
+                true => Ok((key, lent, runs)),
+                false => Err(DecodeError::Bad { what: "row of a loan", why: "blocks beyond the volume" }),
+            }
+        });
+        match lent {
+            Ok((key, lent, runs)) => {
+                runs.into_iter()
+                    .flat_map(|(first, count)| first..first + count)
+                    .for_each(|block| self.own(block));
+                self.check.lent.insert(key, lent);
+            }
+            Err(error) => {
+                self.check.bad_lent.push(key.to_vec());
+                let text = format!("row {} of a loan to another target: {error}", hex(key));
+                self.check.findings.add(FindingKind::BadLoanRow, None, text);
+            }
+        }
+    }
+
+    /// The blocks that others have on loan.
+    pub(crate) fn lent_blocks(&self, groups: Groups) -> Bitmap {
+        let mut blocks = Bitmap::new(groups);
+        let runs = self.check.lent.values().flat_map(|lent| runs_of(&lent.loan, groups.stripe_blocks()));
+        runs.flat_map(|(first, count)| first..first + count).for_each(|block| blocks.set(block, true));
+        blocks
+    }
+
+    fn own(&mut self, block: u64) {
+        if self.owned.get(block) {
+            self.doubled.get_or_insert_with(|| Bitmap::new(self.groups)).set(block, true);
+        }
+        self.owned.set(block, true);
+    }
+
+    /// Takes in the counter of loans.
+    fn see_counter(&mut self, key: &[u8], value: &[u8]) {
+        if let Err(error) = Counter::decode(key, value) {
+            let text = format!("row {}: {error}", hex(key));
+            self.check.findings.add_hopeless(FindingKind::BadLoanRow, None, text);
         }
     }
 
@@ -189,7 +295,7 @@ impl Survey {
 
     fn see_double(&mut self, key: &[u8], value: &[u8]) {
         let (Ok((chunk, row)), Some(doubled)) = (read_row(key, value), &self.doubled) else { return };
-        let parts = row.extents.iter().map(|extent| valid_part(extent, self.chunk_blocks, self.blocks));
+        let parts = row.extents.iter().map(|extent| self.valid(extent));
         let blocks = parts.flat_map(|part| part.block..part.block + u64::from(part.count));
         let shared: Vec<u64> = blocks.filter(|block| doubled.get(*block)).collect();
         if let Some(first) = shared.first() {
@@ -240,7 +346,6 @@ impl Survey {
         self.opaque = true;
         let what = match Counter::decode(key, value) {
             Ok(_) => "a counter that this release does not use".into(),
-            Err(_) if ForeignKey::decode(key).is_ok() => "a chunk of another target".into(),
             Err(error) => error.to_string(),
         };
         let text = format!("row {}: {what}", hex(key));
@@ -290,7 +395,7 @@ impl Survey {
 
     fn see_group(&mut self, key: &[u8], value: &[u8]) {
         let findings = &mut self.check.findings;
-        let Some(group) = decode_group_key(key).filter(|group| *group < self.groups.count()) else {
+        let Some(group) = decode_group_key(key).filter(|group| *group < self.groups.own()) else {
             self.stray_groups.push(key.to_vec());
             let text = format!("row {} belongs to no allocation group of the volume", hex(key));
             return findings.add(FindingKind::BadGroupRow, None, text);
@@ -308,8 +413,15 @@ impl Survey {
                 );
             }
         };
+        self.mark(group, &words, u64::MAX);
+    }
+
+    /// Marks the blocks of a group, which has so many at most.
+    fn mark(&mut self, group: u64, words: &[u64], most: u64) {
         let range = self.groups.range(group);
-        for block in set_bits(&words).map(|at| range.start + at) {
+        let range = range.start..range.end.min(range.start.saturating_add(most));
+        let findings = &mut self.check.findings;
+        for block in set_bits(words).map(|at| range.start + at) {
             match range.contains(&block) {
                 true => self.marked.set(block, true),
                 false if self.bad_groups.insert(group) => findings.add(
@@ -374,9 +486,20 @@ impl Survey {
 
 impl Survey {
     /// Reads all map rows and bitmaps.
-    pub(crate) async fn read(volume: &Volume, kv: &dyn Kv, chunk_blocks: u32) -> Result<Self, ChunkError> {
-        let mut survey = Self::new(Groups::new(volume.blocks(), volume.stripe_blocks()), chunk_blocks);
-        let kinds: [(_, See); 6] = [
+    pub(crate) async fn read(volumes: &Volumes, kv: &dyn Kv, chunk_blocks: u32) -> Result<Self, ChunkError> {
+        let own = volumes.groups().with_borrowed(0);
+        let mut last = own.own();
+        for_each(kv, all_loans(), |key, _| {
+            let group = Borrowed::group_of(key).ok().filter(|group| may_be_borrowed(*group, own));
+            last = last.max(group.map_or(0, |group| group + 1));
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        let mut survey = Self::new(own.with_borrowed(last - own.own()), chunk_blocks);
+        let kinds: [(_, See); 9] = [
+            (all_loans(), Self::see_loan),
+            (all_lent(), Self::see_lent),
+            (all_counters(), Self::see_counter),
             (all_maps(), Self::see_map),
             (all_groups(), Self::see_group),
             (all_counts(), Self::see_counts),
@@ -397,7 +520,7 @@ impl Survey {
     /// Completes the check: blocks with two owners, bits against extents, and memory against both.
     pub(crate) async fn check(
         mut self,
-        volume: &Volume,
+        volumes: &Volumes,
         kv: &dyn Kv,
         allocator: &Allocator,
     ) -> Result<TargetCheck, ChunkError> {
@@ -408,10 +531,12 @@ impl Survey {
             };
             for_each(kv, all_maps(), see).await?;
         }
+        let in_memory = |loan: &Borrowed| (loan.lender, loan.number);
+        self.check.unrecorded = allocator.space().loans().values().map(in_memory).collect();
         self.judge_bits();
         self.judge_counts();
         self.judge_memory(allocator);
-        self.judge_stripes(volume, allocator).await?;
+        self.judge_stripes(volumes, allocator).await?;
         Ok(self.check)
     }
 
@@ -421,14 +546,16 @@ impl Survey {
             Some(memory) => {
                 self.marked.group(group).iter().zip(memory).any(|(row, memory)| row & !memory != 0)
             }
-            None => space.counts(group) != self.marked.counts(group),
+            None => space.counts(group) != space.counts_of(group, self.marked.group(group)),
         };
-        let is_wrong = self.readable_groups().any(|group| is_wrong(group) || space.is_suspect(group));
+        let known = self.readable_groups().filter(|group| *group < space.groups().count());
+        let is_wrong = known.into_iter().any(|group| is_wrong(group) || space.is_suspect(group));
         let is_miscounted = |group: &u64| {
             let counts = self.counts.get(group).copied().unwrap_or(Some(space.free_counts(*group)));
             counts.is_some_and(|counts| counts != self.marked.counts(*group))
         };
-        let miscounted = self.readable_groups().filter(is_miscounted).count();
+        let own = self.readable_groups().filter(|group| *group < self.groups.own());
+        let miscounted = own.filter(is_miscounted).count();
         let findings = &mut self.check.findings;
         if is_wrong || !space.is_counted() {
             findings.add(
@@ -443,13 +570,15 @@ impl Survey {
         }
     }
 
-    async fn judge_stripes(&mut self, volume: &Volume, allocator: &Allocator) -> Result<(), ChunkError> {
-        let (per_stripe, mut from, mut bare) = (volume.stripe_blocks(), 0, 0u64);
+    async fn judge_stripes(&mut self, volumes: &Volumes, allocator: &Allocator) -> Result<(), ChunkError> {
+        let (per_stripe, mut from, mut bare) = (volumes.stripe_blocks(), 0, 0u64);
+        let end = self.groups.stripes_of(0..self.groups.count()).end;
         loop {
-            let written = volume.written(from, STRIPES_AT_A_TIME).await?;
+            let written = volumes.written(from, STRIPES_AT_A_TIME).await?;
             let Some(last) = written.last() else { break };
             from = last + 1;
-            for stripe in written {
+            // A loan of which nothing was committed has no row yet.
+            for stripe in written.into_iter().filter(|stripe| *stripe < end) {
                 let mut blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
                 // Stripes that wait to be discarded are known, and those in a discard count as used.
                 if blocks.all(|block| !self.owned.get(block) && !self.marked.get(block))

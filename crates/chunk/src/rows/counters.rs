@@ -1,7 +1,7 @@
-//! Rows of counters that a target will need for snapshots and for chunks on other targets. This release makes
-//! none: it decodes them, so that a check names what a later release wrote.
+//! Rows of counters: of loans, and of what snapshots will need, which this release only decodes, so that a
+//! check names what a later release wrote.
 
-use super::{FORWARDS, SEQUENCE};
+use super::{LOANS, SEQUENCE};
 use penstock_base::codec::{row_key, row_words};
 use penstock_base::{Dec, DecodeError, Enc};
 
@@ -19,9 +19,9 @@ pub enum Counter {
         /// Rows of births up to this one do not change any more; below the sequence.
         closed: u64,
     },
-    /// The highest number of a chunk of this target that another one was asked to keep. A number is recorded
-    /// durably before it is used.
-    Forwards(u64),
+    /// The highest number under which this target may have asked another one for a loan. It is recorded
+    /// durably before a number is used.
+    Loans(u64),
 }
 
 impl Counter {
@@ -34,9 +34,9 @@ impl Counter {
                 enc.u64(sequence).u64(closed);
                 row_key(SEQUENCE, &[family.into()])
             }
-            Self::Forwards(last) => {
+            Self::Loans(last) => {
                 enc.u64(last);
-                row_key(FORWARDS, &[])
+                row_key(LOANS, &[])
             }
         };
         (key, enc.finish())
@@ -46,7 +46,7 @@ impl Counter {
     pub fn decode(key: &[u8], value: &[u8]) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("counter of a target", value);
         let tag = key.first().copied().unwrap_or_default();
-        if ![SEQUENCE, FORWARDS].contains(&tag) {
+        if ![SEQUENCE, LOANS].contains(&tag) {
             return Err(dec.unknown("kind", tag.into()));
         }
         let format = dec.u8()?;
@@ -63,7 +63,7 @@ impl Counter {
             }
             _ => {
                 let [] = row_words("key of a counter", tag, key)?;
-                Self::Forwards(dec.counter()?)
+                Self::Loans(dec.counter()?)
             }
         };
         dec.end()?;

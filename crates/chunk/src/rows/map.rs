@@ -1,13 +1,11 @@
-//! The value of a map row: the extents of a chunk, or the target that keeps it. Byte map: docs/format/kv.md.
+//! The value of a map row: the extents of a chunk. Byte map: docs/format/kv.md.
 
 use penstock_base::num::to_u32;
 use penstock_base::{Birth, Dec, DecodeError, Enc};
 
 const FORMAT: u8 = 2;
-/// The blocks are on this target.
+/// The blocks are in allocation groups of this target.
 const HERE: u8 = 0;
-/// Another target keeps the blocks.
-const FORWARD: u8 = 1;
 /// State of an extent with data, stored as written.
 const DATA: u8 = 0;
 /// State of a preallocated extent, which reads as zeros.
@@ -41,17 +39,6 @@ pub struct MapRow {
     pub extents: Vec<Extent>,
 }
 
-/// The map of a chunk that another target keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forward {
-    /// As in [`MapRow`].
-    pub truncations: u64,
-    /// The target that has the blocks.
-    pub target: u32,
-    /// The number under which it has them, from a counter of this target.
-    pub number: u64,
-}
-
 fn decode_head(dec: &mut Dec<'_>) -> Result<(u8, u64), DecodeError> {
     let format = dec.u8()?;
     dec.check_format(format, FORMAT)?;
@@ -80,13 +67,10 @@ impl MapRow {
     }
 
     /// Decodes the value of a row of this birth. Fails if extents overlap, are out of order, or have an end
-    /// that overflows, and with [`DecodeError::Unknown`] if another target keeps the chunk.
+    /// that overflows, and with [`DecodeError::Unknown`] if the blocks are somewhere else.
     pub fn decode(value: &[u8], birth: Birth) -> Result<Self, DecodeError> {
         let mut dec = Dec::new("map row", value);
         let (place, truncations) = decode_head(&mut dec)?;
-        if place == FORWARD {
-            Forward::decode(value)?;
-        }
         dec.check_known("place of a chunk", place, HERE)?;
         let count = dec.u32()?;
         let mut extents: Vec<Extent> = Vec::new();
@@ -116,26 +100,5 @@ impl MapRow {
             return Err(dec.bad("an extent without an end"));
         }
         Ok(Extent { first, count, block, preallocated, birth })
-    }
-}
-
-impl Forward {
-    /// Encodes the value of a row.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut enc = Enc::new();
-        enc.u8(FORMAT).u8(FORWARD).u64(self.truncations).u32(self.target).u64(self.number);
-        enc.finish()
-    }
-
-    /// Decodes the value of a row.
-    pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
-        let mut dec = Dec::new("map row", value);
-        let (place, truncations) = decode_head(&mut dec)?;
-        if place != FORWARD {
-            return Err(dec.bad("a chunk that is here"));
-        }
-        let forward = Self { truncations, target: dec.u32()?, number: dec.counter()? };
-        dec.end()?;
-        Ok(forward)
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::tests::{chunk_key, extent, map_row};
-use penstock_base::{Branch, Ino};
+use penstock_base::{Branch, Ino, TargetId};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -21,27 +21,51 @@ fn rows_come_back() {
     assert!(error.contains("not older than its row"), "{error}");
 }
 
-/// A chunk that another target keeps is refused by name, and damage in its row is told from that.
+/// The rows of a loan, which are refused if they name no blocks. A chunk whose blocks are somewhere else is
+/// refused by name, and damage in its row is told from that.
 #[test]
-fn chunks_of_other_targets_are_decoded_and_refused() {
-    let forward = Forward { truncations: 3, target: 9, number: 77 };
-    let row = forward.encode();
-    assert_eq!(hex(&row), "02010300000000000000090000004d00000000000000");
-    assert_eq!(Forward::decode(&row), Ok(forward));
-    let error = decode(&row).unwrap_err();
-    assert!(matches!(error, DecodeError::Unknown { field: "place of a chunk", found: 1, .. }), "{error}");
-    assert!(!matches!(decode(&row[..9]), Err(DecodeError::Unknown { .. }) | Ok(_)), "it is damaged");
-    assert!(Forward::decode(&map_row(&[])).is_err());
-    let key = ForeignKey { home: 5, chunk: chunk_key(2, 3), birth: Birth(4), number: 77 };
-    let (zero, birth) = ("0000000000000000", "fffffffffffffffb");
-    let numbers = "00000000000000020000000000000003";
-    assert_eq!(hex(&key.row()), format!("240000000000000005{zero}{numbers}{birth}000000000000004d"));
-    assert_eq!(ForeignKey::decode(&key.row()), Ok(key));
-    let (from, until) = all_reserved();
-    assert!(from <= key.row() && key.row() < until && until == [COUNTS]);
-    for len in 0..key.row().len() {
-        assert!(ForeignKey::decode(&key.row()[..len]).is_err(), "the first {len} bytes");
+fn loans_are_as_in_the_first_release() {
+    let loan = Loan { stripe: 9, stripes: 3, gaps: vec![(0, 1), (4, 2)] };
+    let gaps = "02000000000000000100000004000000020000 00".replace(' ', "");
+    let bits = "0500000000000000".to_owned() + "00000000000000000100000000000000";
+    let key = LentKey { borrower: TargetId(5), number: 77 };
+    let lent = Lent { group: 6, loan: loan.clone() };
+    assert_eq!(hex(&key.row()), "240000000000000005000000000000004d");
+    assert_eq!(hex(&lent.encode()), format!("010600000000000000090000000000000003000000{gaps}"));
+    assert_eq!((LentKey::decode(&key.row()), Lent::decode(&lent.encode())), (Ok(key), Ok(lent.clone())));
+    let borrowed = Borrowed { lender: TargetId(4), number: 77, loan };
+    assert_eq!(hex(&Borrowed::key(6)), "280000000000000006");
+    assert_eq!(
+        hex(&borrowed.encode(&[5, 0, 1, 0])),
+        format!("01040000004d00000000000000090000000000000003000000{gaps}03000000{bits}")
+    );
+    assert_eq!(Borrowed::group_of(&Borrowed::key(6)), Ok(6));
+    let words = [vec![5, 0, 1], vec![0; GROUP_WORDS - 3]].concat();
+    assert_eq!(Borrowed::decode(&borrowed.encode(&[5, 0, 1, 0])), Ok((borrowed.clone(), words)));
+    let (of_lender, of_borrower) = (lent.encode(), borrowed.encode(&[5]));
+    for len in 0..of_lender.len() {
+        assert!(Lent::decode(&of_lender[..len]).is_err(), "the first {len} bytes");
     }
+    for len in 0..of_borrower.len() {
+        assert!(Borrowed::decode(&of_borrower[..len]).is_err(), "the first {len} bytes");
+    }
+    let with = |loan: Loan| Lent::decode(&Lent { group: 6, loan }.encode());
+    for (stripe, stripes, gaps) in [
+        (9, 0, vec![]),
+        (u64::MAX, 1, vec![]),
+        (9, 3, vec![(4, 2), (0, 1)]),
+        (9, 3, vec![(0, 2), (2, 1)]),
+        (9, 3, vec![(1, 0)]),
+        (9, 3, vec![(u32::MAX, 1)]),
+    ] {
+        let loan = Loan { stripe, stripes, gaps };
+        assert!(with(loan.clone()).is_err(), "{loan:?}");
+    }
+    let mut elsewhere = map_row(&[]);
+    elsewhere[1] = 1;
+    let error = decode(&elsewhere).unwrap_err();
+    assert!(matches!(error, DecodeError::Unknown { field: "place of a chunk", found: 1, .. }), "{error}");
+    assert!(!matches!(decode(&elsewhere[..9]), Err(DecodeError::Unknown { .. }) | Ok(_)), "it is damaged");
 }
 
 #[test]
@@ -49,13 +73,13 @@ fn counters_are_as_in_the_first_release() {
     let sequence = Counter::Sequence { family: 9, sequence: 7, closed: 6 };
     for (counter, wanted_key, wanted) in [
         (sequence, "250000000000000009", "0107000000000000000600000000000000"),
-        (Counter::Forwards(77), "26", "014d00000000000000"),
+        (Counter::Loans(77), "26", "014d00000000000000"),
     ] {
         let (key, value) = counter.encode();
         assert_eq!((hex(&key).as_str(), hex(&value).as_str()), (wanted_key, wanted));
         assert_eq!(Counter::decode(&key, &value), Ok(counter));
-        let (from, until) = all_reserved();
-        assert!(from <= key && key < until);
+        let ranges = [all_reserved(), all_counters()];
+        assert_eq!(ranges.iter().filter(|(from, until)| *from <= key && key < *until).count(), 1);
         for len in 0..value.len() {
             assert!(Counter::decode(&key, &value[..len]).is_err(), "the first {len} bytes");
         }

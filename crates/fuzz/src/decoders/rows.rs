@@ -3,10 +3,10 @@
 use super::{number, seal_crc};
 use crate::check::{Decoder, SAME, Verdict, agrees, unsealed};
 use penstock_base::{
-    ArrayId, Birth, Branch, Dec, DecodeError, Features, FileId, Id128, Ino, PoolId, StackNo,
+    ArrayId, Birth, Branch, Dec, DecodeError, Features, FileId, Id128, Ino, PoolId, StackNo, TargetId,
 };
 use penstock_chunk::rows as chunk;
-use penstock_chunk::rows::{ForeignKey, Forward};
+use penstock_chunk::rows::{Borrowed, Lent, LentKey, Loan};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
 use penstock_kv::WriteSet;
 use penstock_kv::header::VolumeHeader;
@@ -85,13 +85,26 @@ pub(super) const MAP: Decoder = Decoder {
     },
 };
 
-/// `forward-row`: the map row of a chunk that another target keeps.
-pub(super) const FORWARD: Decoder = Decoder {
-    name: "forward-row",
-    most_bytes: 64,
-    seeds: || vec![Forward { truncations: 7, target: 3, number: 1 << 40 }.encode()],
+fn loan() -> Loan {
+    Loan { stripe: 1 << 40, stripes: 3, gaps: vec![(0, 1), (5, 2)] }
+}
+
+/// `lent-row`: the lender's row of a loan.
+pub(super) const LENT: Decoder = Decoder {
+    name: "lent-row",
+    most_bytes: 128,
+    seeds: || vec![Lent { group: 7, loan: loan() }.encode()],
     seal: unsealed,
-    check: |bytes| agrees(bytes, &SAME, Forward::decode, Forward::encode),
+    check: |bytes| agrees(bytes, &SAME, Lent::decode, Lent::encode),
+};
+
+/// `loan-row`: the borrower's row of a loan.
+pub(super) const LOAN: Decoder = Decoder {
+    name: "loan-row",
+    most_bytes: 128,
+    seeds: || vec![Borrowed { lender: TargetId(3), number: 1 << 40, loan: loan() }.encode(&[9, 0, 3])],
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, Borrowed::decode, |(borrowed, bits)| borrowed.encode(bits)),
 };
 
 /// `reserved-row`: a row of a kind that this release does not make: the length of its key, key and value.
@@ -174,7 +187,7 @@ pub(super) const COUNTER: Decoder = Decoder {
     most_bytes: 64,
     seeds: || {
         let sequence = chunk::Counter::Sequence { family: 1, sequence: 7, closed: 6 };
-        [sequence, chunk::Counter::Forwards(9)].map(|counter| joined(&counter.encode())).to_vec()
+        [sequence, chunk::Counter::Loans(9)].map(|counter| joined(&counter.encode())).to_vec()
     },
     seal: unsealed,
     check: |bytes| {
@@ -275,7 +288,8 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
             chunk::counts_key(3),
             FileRow::key(key.file, Birth(3)),
             OWNER.account(Branch(4)),
-            ForeignKey { home: 5, chunk: key, birth: Birth(3), number: 77 }.row(),
+            LentKey { borrower: TargetId(5), number: 77 }.row(),
+            Borrowed::key(9),
         ]
     },
     seal: unsealed,
@@ -295,8 +309,11 @@ pub(super) const CHUNK_KEYS: Decoder = Decoder {
             let encode = |(branch, owner): &(Branch, Owner)| owner.account(*branch);
             return agrees(bytes, &SAME, chunk::decode_account_key, encode);
         }
-        if ForeignKey::decode(bytes).is_ok() {
-            return agrees(bytes, &SAME, ForeignKey::decode, ForeignKey::row);
+        if LentKey::decode(bytes).is_ok() {
+            return agrees(bytes, &SAME, LentKey::decode, LentKey::row);
+        }
+        if Borrowed::group_of(bytes).is_ok() {
+            return agrees(bytes, &SAME, Borrowed::group_of, |group| Borrowed::key(*group));
         }
         let verdict = agrees(bytes, &SAME, ChunkKey::decode, |(key, birth)| key.row(*birth))?;
         if let Ok((key, birth)) = ChunkKey::decode(bytes) {

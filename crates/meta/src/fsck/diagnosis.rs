@@ -7,9 +7,11 @@
 mod elsewhere;
 mod entries;
 mod inodes;
+mod loans;
 mod trace;
 
 pub(crate) use elsewhere::Local;
+pub(crate) use loans::LoanFix;
 pub(crate) use trace::Trace;
 
 use crate::inode::{Data, FileKind, Inode};
@@ -21,6 +23,7 @@ use crate::rows::{
 use crate::{LAST_INO, ROOT, XATTR_MAX};
 use elsewhere::Others;
 use entries::Bucket;
+use loans::Loans;
 use penstock_base::{DecodeError, FindingKind as Kind, Findings, Id128, Ino, TargetId, hex};
 use penstock_chunk::copies::is_copy;
 use penstock_chunk::{Known, Owned, TargetCheck};
@@ -75,6 +78,8 @@ pub(crate) enum Fix {
     Take(TargetId, Ino),
     /// Make a missing inode again, of which only this target has chunks.
     Adopt(TargetId, Ino, Owned),
+    /// Make the rows of a loan between targets agree.
+    Loan(LoanFix),
 }
 
 /// The correct value of an inode's field.
@@ -118,6 +123,7 @@ pub(crate) struct Diagnosis {
     bucket: Bucket,
     stage: Stage,
     others: Others,
+    loans: Loans,
     /// The highest inode number of which another target has something.
     highest_elsewhere: u64,
     pub(crate) findings: Findings,
@@ -281,8 +287,9 @@ impl Diagnosis {
     }
 
     /// Takes in the check of the chunk store.
-    pub(crate) fn see_target(&mut self, check: TargetCheck) {
+    pub(crate) fn see_target(&mut self, target: TargetId, check: TargetCheck) {
         self.enter(Stage::Inodes);
+        self.loans.see(target, &check);
         self.chunks += check.chunks;
         self.blocks += check.blocks;
         // Copies of the map have no inode.

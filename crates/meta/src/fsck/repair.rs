@@ -10,14 +10,14 @@
 //!   can repair further, so a repair that a power cut interrupts is finished by the next one;
 //! - nothing that contains data is deleted: it gets a name in `/lost+found`.
 
-use super::diagnosis::{Diagnosis, Field, Fix, Local, row_of};
+use super::diagnosis::{Diagnosis, Field, Fix, LoanFix, Local, row_of};
 use super::{Fsck, MetaCheck, paths};
 use crate::error::MetaError;
 use crate::inode::{DIRECTORY, Data, FileKind, Inode};
 use crate::rows::removed_key;
 use crate::{LINK_MAX, ROOT};
 use penstock_base::{BLOCK_BYTES, FileId, FindingKind as Kind, Ino, MAX_FILE_BYTES, TargetId};
-use penstock_chunk::{self as chunk, ChunkError, ChunkKey, MapRow, Owned, chunks_of_a_file};
+use penstock_chunk::{self as chunk, ChunkKey, Lent, MapRow, Owned, chunks_of_a_file};
 use penstock_kv::WriteSet;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,11 +107,10 @@ impl Fsck<'_> {
                     Err(error) => return Err(error),
                 }
             }
-            self.target.volume().flush().await.map_err(ChunkError::from)?;
+            self.chunks.make_durable().await?;
             for (_, chunks) in &self.others {
                 chunks.make_durable().await?;
             }
-            self.turn.kv().flush().await?;
         }
         Ok(repair)
     }
@@ -151,8 +150,56 @@ impl Fsck<'_> {
             Fix::On(target, local) => self.fix_on(target, local, diagnosis).await?,
             Fix::Take(target, ino) => self.take_chunks(target, ino).await?,
             Fix::Adopt(target, ino, owned) => self.remake(ino, Some((target, owned)), diagnosis).await?,
+            Fix::Loan(fix) => self.fix_loan(fix).await?,
         }
         self.turn.commit_repair(writes).await
+    }
+
+    async fn fix_loan(&self, fix: LoanFix) -> Result<(), MetaError> {
+        match fix {
+            LoanFix::Relend { lender, key, lent } => {
+                let (there, borrower) = (self.any(lender), self.any(key.borrower));
+                match there.may_lend(&lent).await? {
+                    true => {
+                        let group = lent.group;
+                        there.put_lent(key, lent).await?;
+                        borrower.loan_is_there(group);
+                    }
+                    false => borrower.drop_loan(lent.group).await?,
+                }
+            }
+            LoanFix::DropLent { lender, key, lent } => self.drop_lent(lender, key, lent).await?,
+            LoanFix::PutLoan { borrower, group, borrowed } => {
+                self.any(borrower).put_loan(group, borrowed).await?;
+            }
+            LoanFix::DropLoan { borrower, group } => self.any(borrower).drop_loan(group).await?,
+        }
+        Ok(())
+    }
+
+    /// Ends a loan that its borrower does not have. What is written in its blocks may be of the borrower: it
+    /// gets a file of its own.
+    async fn drop_lent(&self, lender: TargetId, key: Vec<u8>, lent: Option<Lent>) -> Result<(), MetaError> {
+        let chunks = self.any(lender);
+        let runs = match &lent {
+            Some(lent) => chunks.written_of(lent).await?,
+            None => Vec::new(),
+        };
+        if runs.is_empty() {
+            return Ok(chunks.drop_lent(key, WriteSet::new()).await?);
+        }
+        let (to, mut writes) = (self.turn.new_ino().await?, WriteSet::new());
+        let rows = chunks.rows_of_runs(to, &runs);
+        let size = rows.len() as u64 * self.chunk_bytes();
+        rows.into_iter().for_each(|(key, value)| _ = writes.put(key, value));
+        chunks.drop_lent(key, writes).await?;
+        let elsewhere = (lender != self.target.config().id).then_some(lender);
+        self.new_file_on(elsewhere, size, WriteSet::new(), to).await
+    }
+
+    /// A target that serves.
+    fn any(&self, target: TargetId) -> &chunk::Fsck<'_> {
+        if target == self.target.config().id { &self.chunks } else { self.other(target) }
     }
 
     fn other(&self, target: TargetId) -> &chunk::Fsck<'_> {

@@ -20,10 +20,11 @@ impl Fsck<'_> {
     pub(super) async fn diagnose(&self) -> Result<Diagnosis, MetaError> {
         let mut diagnosis = Diagnosis::new(&self.turn.fs(), self.chunk_blocks(), self.count);
         self.progress.phase("chunks, extents and bitmaps");
-        diagnosis.see_target(self.chunks.check().await?);
+        diagnosis.see_target(self.target.config().id, self.chunks.check().await?);
         for (target, chunks) in &self.others {
             diagnosis.see_other(*target, chunks.check().await?);
         }
+        diagnosis.check_loans();
         self.each(all_queued(), |key, value| diagnosis.see_queued(key, value)).await?;
         self.progress.phase("inodes");
         self.each(all_inodes(), |key, value| diagnosis.see_inode(key, value)).await?;

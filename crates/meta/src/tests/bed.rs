@@ -203,10 +203,11 @@ impl Bed {
         let fs = self.kv.rows().into_iter().find(|(key, _)| *key == fs_key()).unwrap().1;
         let mut diagnosis =
             Diagnosis::new(&FsRow::decode(&fs).unwrap(), CHUNK_BLOCKS, 1 + to_u32(self.others.len()));
-        diagnosis.see_target(self.chunks.check());
+        diagnosis.see_target(TargetId(0), self.chunks.check());
         for other in self.others.iter().filter(|other| !other.is_away.get()) {
             diagnosis.see_other(other.id(), other.check());
         }
+        diagnosis.check_loans();
         self.rows(&all_queued()).iter().for_each(|(key, value)| diagnosis.see_queued(key, value));
         self.rows(&all_inodes()).iter().for_each(|(key, value)| diagnosis.see_inode(key, value));
         self.rows(&all_removed()).iter().for_each(|(key, value)| diagnosis.see_removed(key, value));

@@ -15,6 +15,7 @@ mod golden;
 mod hours;
 mod lapse;
 mod load;
+mod loans;
 mod map_copies;
 mod map_copies_of_stacks;
 mod mischief;

@@ -1,7 +1,8 @@
 //! Plants damage of every kind, by changing rows without the services.
 
 use crate::machine::Machine;
-use penstock_base::{Birth, Branch, FileId, FindingKind as Kind};
+use penstock_base::{Birth, Branch, FileId, FindingKind as Kind, TargetId};
+use penstock_chunk::rows::{Lent, LentKey, Loan};
 use penstock_chunk::{ChunkKey, Extent, FileRow, MapRow, Owner};
 use penstock_kv::{Kv, WriteSet};
 use std::ops::Range;
@@ -191,6 +192,12 @@ impl Rows {
                 }
             }
             Kind::BadGroupRow => self.cut(key(0x21, &[0]), 10).await,
+            Kind::BadLoanRow => self.put(key(0x28, &[1000]), vec![1]).await,
+            Kind::LoanDisagrees => {
+                let key = LentKey { borrower: TargetId(0), number: 5 };
+                let loan = Loan { stripe: 20, stripes: 1, gaps: Vec::new() };
+                self.put(key.row(), Lent { group: 1000, loan }.encode()).await;
+            }
             Kind::InodeReservationTooLow => {
                 self.patch(key(0x01, &[0]), 73..81, &(root.ino.0 + 1).to_le_bytes()).await;
             }

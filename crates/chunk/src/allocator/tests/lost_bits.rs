@@ -2,6 +2,7 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use super::{preallocate_and_crash, swept_target};
+use crate::allocator::Source;
 use crate::rows::{Counts, counts_key, encode_counts, group_key};
 use crate::target::Target;
 use crate::tests::{Bench, CLIENT, blocks_of, chunk_key, extent, file, known, on_a_volume, preallocated};
@@ -170,12 +171,12 @@ fn a_repair_of_bits_keeps_what_waits_to_be_committed() {
         target.preallocate(file(2), 0..3, false, known(0)).await.unwrap();
         target.commit_all().await.unwrap();
         allocator.reserve(2).unwrap();
-        let run = allocator.allocate_reserved(2).await.unwrap();
+        let run = allocator.allocate_reserved(2, Source::Any).await.unwrap();
         let group = allocator.space().groups().of_stripe(run.0 / crate::tests::STRIPE);
         allocator.space_mut().suspect(group);
         repair_bits(bench, &target).await;
         allocator.reserve(2).unwrap();
-        let other = allocator.allocate_reserved(2).await.unwrap();
+        let other = allocator.allocate_reserved(2, Source::Any).await.unwrap();
         assert!(other.0 >= run.0 + run.1 || other.0 + other.1 <= run.0, "{run:?} and {other:?}");
         target.stop();
     });
@@ -235,9 +236,9 @@ fn nothing_is_discarded_before_extents_are_compared() {
         super::leave_idle(bench, &allocator, &[3]).await;
         allocator.must_compare();
         bench.kv.fail_reads(true);
-        allocator.discard_some(Discard::InTable).await.unwrap_err();
+        allocator.discard_some(Discard::InTable, 0..u64::MAX).await.unwrap_err();
         bench.kv.fail_reads(false);
-        assert_eq!(allocator.discard_some(Discard::InTable).await.unwrap(), 1);
+        assert_eq!(allocator.discard_some(Discard::InTable, 0..u64::MAX).await.unwrap(), 1);
     });
 }
 

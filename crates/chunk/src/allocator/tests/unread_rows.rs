@@ -2,6 +2,7 @@
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
 
 use super::{preallocate_and_crash, swept_target};
+use crate::allocator::Source;
 use crate::rows::{Counts, GROUP_WORDS, counts_key, decode_counts, encode_group, group_key};
 use crate::target::Target;
 use crate::tests::{Bench, STRIPE, chunk_key, extent, known, map_row, on_a_volume};
@@ -33,7 +34,7 @@ async fn mark_owned(bench: &Bench, target: &Target) {
 async fn take_all(target: &Target) -> Vec<(u64, u64)> {
     let mut taken = Vec::new();
     while target.allocator.reserve(1).is_ok() {
-        taken.push(target.allocator.allocate_reserved(1).await.unwrap());
+        taken.push(target.allocator.allocate_reserved(1, Source::Any).await.unwrap());
     }
     taken
 }
@@ -103,7 +104,7 @@ fn the_sweep_discards_nothing_beside_a_row_that_cannot_be_read() {
             bench.write_stripe(3, 7).await;
             bench.put_marks(&[]).await;
             let target = swept_target(bench).await;
-            target.allocator.discard_some(penstock_array::Discard::InTable).await.unwrap();
+            target.allocator.discard_some(penstock_array::Discard::InTable, 0..u64::MAX).await.unwrap();
             assert!(!bench.volume.written(3, 1).await.unwrap().is_empty(), "{format}: it is discarded");
             assert!(take_all(&target).await.iter().all(|run| !meets(*run, 3 * STRIPE..4 * STRIPE)));
             target.stop();

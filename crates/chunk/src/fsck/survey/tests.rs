@@ -1,4 +1,5 @@
 use super::*;
+use crate::allocator::Source;
 use crate::rows::{encode_group, group_key};
 use crate::tests::{
     CHUNK, STRIPE, assert_clean, chunk_key, extent, map_row, on_a_volume, preallocated, write,
@@ -143,7 +144,7 @@ fn only_the_valid_part_of_an_extent_owns_blocks() {
         (extent(u32::MAX, 0, u64::MAX), 0),
         (preallocated(0, u32::MAX, 0), CHUNK),
     ] {
-        let part = valid_part(&given, CHUNK, BLOCKS);
+        let part = Groups::new(BLOCKS, STRIPE).valid_part(&given, CHUNK);
         assert_eq!(part, Extent { count: expected, ..given });
     }
 }
@@ -251,7 +252,7 @@ fn counts_in_memory_and_written_stripes_are_compared_with_the_rows() {
             assert_eq!(check().await, []);
         }
         // Blocks that are used in memory only belong to writes that are not committed.
-        let run = target.allocator.allocate_reserved(STRIPE).await.unwrap();
+        let run = target.allocator.allocate_reserved(STRIPE, Source::Any).await.unwrap();
         assert_eq!(check().await, []);
         target.allocator.give_back(vec![run]);
     });

@@ -39,6 +39,7 @@ impl Diagnosis {
     /// Takes in the check of a target of another stack.
     pub(crate) fn see_other(&mut self, target: TargetId, check: TargetCheck) {
         self.enter(Stage::Inodes);
+        self.loans.see(target, &check);
         self.chunks += check.chunks;
         self.blocks += check.blocks;
         for (ino, owned) in check.owners.into_iter().filter(|(ino, _)| !is_copy(*ino)) {
@@ -63,9 +64,20 @@ impl Diagnosis {
             let repairable = finding.repairable && local.is_some();
             self.findings.push(Finding {
                 text: format!("target {target}: {}", finding.text),
-                repairable,
+                // Its repair needs the other side.
+                repairable: repairable || finding.repairable && finding.kind == Kind::BadLoanRow,
                 ..finding
             });
+        }
+    }
+
+    /// Compares the loans of all targets that serve, after they were seen.
+    pub(crate) fn check_loans(&mut self) {
+        for found in std::mem::take(&mut self.loans).check(self.targets) {
+            if let Some(text) = found.text {
+                self.findings.add(found.kind, None, text);
+            }
+            self.fix(found.kind, Fix::Loan(found.fix));
         }
     }
 

@@ -1,0 +1,103 @@
+//! Repairs of loans, in the rows of lender and borrower. Bits follow: [`super::Fsck::mark_owned`] comes
+//! after.
+
+use super::Fsck;
+use crate::ChunkError;
+use crate::lending::runs_of;
+use crate::rows::{Borrowed, GROUP_WORDS, Lent, LentKey};
+use penstock_kv::WriteSet;
+
+impl Fsck<'_> {
+    /// True if no file and no other loan has a block of this one, so that it can be lent again.
+    pub async fn may_lend(&self, loan: &Lent) -> Result<bool, ChunkError> {
+        let (survey, all) = (self.survey().await?, self.volumes.own().blocks());
+        let mut runs = runs_of(&loan.loan, self.volumes.stripe_blocks()).into_iter();
+        Ok(runs.all(|(first, count)| {
+            first + count <= all && (first..first + count).all(|block| !survey.owned.get(block))
+        }))
+    }
+
+    /// Another target has this loan from here again.
+    pub async fn put_lent(&self, key: LentKey, lent: Lent) -> Result<(), ChunkError> {
+        let mut writes = WriteSet::new();
+        writes.put(key.row(), lent.encode());
+        self.commit_repair(&mut writes).await?;
+        self.lending.put(key, Some(lent));
+        Ok(())
+    }
+
+    /// The runs of a loan in written stripes that no file has, each of at most one chunk: they may be what
+    /// the borrower has forgotten.
+    pub async fn written_of(&self, lent: &Lent) -> Result<Vec<(u64, u64)>, ChunkError> {
+        let per_stripe = self.volumes.stripe_blocks();
+        let (all, first) = (self.volumes.own().blocks() / per_stripe, lent.loan.stripe);
+        let stripes = first.min(all)..(first + u64::from(lent.loan.stripes)).min(all);
+        let written = self.volumes.written_in(stripes.clone(), usize::MAX).await?;
+        let files = self.survey().await?.owned_by_files;
+        let is_left = |block: u64| written.binary_search(&(block / per_stripe)).is_ok() && !files.get(block);
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let blocks =
+            runs_of(&lent.loan, per_stripe).into_iter().flat_map(|(first, count)| first..first + count);
+        for block in blocks.filter(|block| is_left(*block)) {
+            match runs.last_mut() {
+                Some((start, count)) if *start + *count == block && *count < u64::from(self.chunk_blocks) => {
+                    *count += 1
+                }
+                _ => runs.push((block, 1)),
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Drops the row of a loan to another target, and makes `writes` with it. Blocks that these give to no
+    /// file have no owner then.
+    pub async fn drop_lent(&self, key: Vec<u8>, mut writes: WriteSet) -> Result<(), ChunkError> {
+        let named = LentKey::decode(&key);
+        writes.delete(key);
+        self.commit_repair(&mut writes).await?;
+        if let Ok(key) = named {
+            self.lending.put(key, None);
+        }
+        Ok(())
+    }
+
+    /// A loan that its lender has is here again, with all of its blocks in use until they are marked anew.
+    pub async fn put_loan(&self, group: u64, borrowed: Borrowed) -> Result<(), ChunkError> {
+        let mut writes = WriteSet::new();
+        writes.put(Borrowed::key(group), borrowed.encode(&[]));
+        self.commit_repair(&mut writes).await?;
+        let has_it = self.allocator.space().loans().get(&group) == Some(&borrowed);
+        if !has_it {
+            self.drop_from_memory(group);
+            self.volumes.add_loan(group, &borrowed);
+            let mut space = self.allocator.space_mut();
+            space.add_loan(group, borrowed, &[0; GROUP_WORDS]);
+            space.suspect(group);
+        }
+        self.loan_is_there(group);
+        Ok(())
+    }
+
+    /// Drops a loan that its lender does not have. What files have of it is cut from them next.
+    pub async fn drop_loan(&self, group: u64) -> Result<(), ChunkError> {
+        let mut writes = WriteSet::new();
+        writes.delete(Borrowed::key(group));
+        self.commit_repair(&mut writes).await?;
+        self.drop_from_memory(group);
+        Ok(())
+    }
+
+    fn drop_from_memory(&self, group: u64) {
+        if self.allocator.space().loans().contains_key(&group) {
+            self.allocator.drop_loan(group);
+            self.volumes.end_loan(group);
+        }
+    }
+
+    /// The lender of a loan knows of it again.
+    pub fn loan_is_there(&self, group: u64) {
+        if self.allocator.space().loans().contains_key(&group) {
+            self.volumes.lender_has(group);
+        }
+    }
+}

@@ -1,0 +1,508 @@
+//! Loans between targets. A target that is full uses stripes on the volume of another one, the lender, like
+//! its own: the blocks of a loan are an allocation group of the borrower, and only the borrower's rows say
+//! which file has them. The lender has them marked as used, and knows the borrower and the number of the
+//! loan.
+//!
+//! Invariants:
+//! - a loan that the borrower's rows name is durable in the lender's rows: it is lent durably before the
+//!   borrower uses it, and taken back after the borrower's row is gone durably;
+//! - a number is never given twice, so a repeated or late request concerns no other loan;
+//! - the volume of a lender is read and written only for loans that both sides know alike.
+//!
+//! Power cut: a loan that only the lender has ends when both have opened again
+//! ([`Lending::end_unknown_loans`]).
+
+use crate::ChunkError;
+use crate::allocator::{Allocator, Source};
+use crate::commit::Commits;
+use crate::free::{Groups, Run, Space};
+use crate::ranks;
+use crate::rows::{Borrowed, Counter, GROUP_WORDS, Lent, LentKey, Loan, all_counters, all_lent, all_loans};
+use crate::volumes::Volumes;
+use penstock_base::num::to_u32;
+use penstock_base::rank::{RankedMutex, scoped};
+use penstock_base::{Env, TargetId};
+use penstock_kv::{Kv, WriteSet, for_each};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+/// Numbers of loans that are recorded at the same time.
+const NUMBERS: u64 = 1024;
+/// Most borrowed groups that a row can name: 128 TiB.
+const MOST_GROUPS: u64 = 1 << 20;
+/// A loan has at most this part of what its lender has free, unless that is too little for a write.
+const PART: u64 = 16;
+/// Shortest time for which a loan is kept of which no block is used. The longest is twice that.
+const REST: Duration = Duration::from_secs(5);
+
+/// The loans of a target in both directions.
+pub(crate) struct Lending {
+    id: TargetId,
+    env: Env,
+    kv: Rc<dyn Kv>,
+    volumes: Rc<Volumes>,
+    allocator: Rc<Allocator>,
+    commits: Rc<Commits>,
+    /// Loans that others have from this target.
+    lent: RefCell<BTreeMap<LentKey, Lent>>,
+    /// The other targets.
+    others: RefCell<BTreeMap<TargetId, Weak<Self>>>,
+    /// The last number that was given, and the last one that is recorded; none if that cannot be read.
+    numbers: Cell<Option<(u64, u64)>>,
+    /// All rows of loans that this target has can be read.
+    knows_all: bool,
+    /// Locked while a loan begins or ends.
+    changing: RankedMutex<()>,
+    /// The groups of loans that were unused at the last look.
+    unused: RefCell<BTreeSet<u64>>,
+}
+
+/// True if a loan can be an allocation group.
+pub(crate) fn fits(loan: &Loan, groups: Groups) -> bool {
+    let blocks = u64::from(loan.stripes) * groups.stripe_blocks();
+    let missing: u64 = loan.gaps.iter().map(|(_, count)| u64::from(*count)).sum();
+    let ends = loan.gaps.last().map_or(0, |(first, count)| u64::from(*first) + u64::from(*count));
+    blocks <= groups.blocks_each() && ends <= blocks && missing < blocks
+}
+
+/// True if a borrowed group may have this number.
+pub(crate) fn may_be_borrowed(group: u64, groups: Groups) -> bool {
+    (groups.own()..groups.own() + MOST_GROUPS).contains(&group)
+}
+
+/// The runs of blocks on the lender's volume that a loan has.
+pub(crate) fn runs_of(loan: &Loan, stripe_blocks: u64) -> Vec<Run> {
+    let (first, blocks) = (loan.stripe * stripe_blocks, u64::from(loan.stripes) * stripe_blocks);
+    let (mut runs, mut at) = (Vec::new(), 0);
+    let gaps = loan.gaps.iter().map(|(first, count)| (u64::from(*first), u64::from(*count)));
+    for (gap, count) in gaps.chain([(blocks, 0)]) {
+        if at < gap {
+            runs.push((first + at, gap - at));
+        }
+        at = gap + count;
+    }
+    runs
+}
+
+/// Puts the loans of a target into its space.
+pub(crate) async fn load_loans(kv: &dyn Kv, space: &mut Space) -> Result<(), ChunkError> {
+    let groups = space.groups();
+    for_each(kv, all_loans(), |key, value| {
+        match (Borrowed::group_of(key), Borrowed::decode(value)) {
+            (Ok(group), Ok((borrowed, bits)))
+                if may_be_borrowed(group, groups) && fits(&borrowed.loan, groups) =>
+            {
+                space.add_loan(group, borrowed, &bits);
+            }
+            // A check reports it.
+            (group, borrowed) => {
+                tracing::error!(?group, ?borrowed, "a loan cannot be read: `penstock fs check`")
+            }
+        }
+        Ok::<_, ChunkError>(())
+    })
+    .await?;
+    Ok(())
+}
+
+impl Lending {
+    /// The loans as rows have them.
+    pub(crate) async fn load(
+        (id, env): (TargetId, &Env),
+        kv: &Rc<dyn Kv>,
+        volumes: &Rc<Volumes>,
+        allocator: &Rc<Allocator>,
+        commits: &Rc<Commits>,
+    ) -> Result<Rc<Self>, ChunkError> {
+        for (group, borrowed) in allocator.space().loans() {
+            volumes.add_loan(*group, borrowed);
+        }
+        let (mut lent, mut numbers, mut knows_all) = (BTreeMap::new(), Some((0, 0)), true);
+        for_each(&**kv, all_loans(), |key, _| {
+            let group = Borrowed::group_of(key).ok();
+            knows_all &= group.is_some_and(|group| allocator.space().loans().contains_key(&group));
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        for_each(&**kv, all_lent(), |key, value| {
+            match (LentKey::decode(key), Lent::decode(value)) {
+                (Ok(key), Ok(value)) => drop(lent.insert(key, value)),
+                (key, value) => {
+                    tracing::error!(
+                        ?key,
+                        ?value,
+                        "a loan to another target cannot be read: `penstock fs check`"
+                    );
+                }
+            }
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        for_each(&**kv, all_counters(), |key, value| {
+            numbers = match Counter::decode(key, value) {
+                Ok(Counter::Loans(last)) => Some((last, last)),
+                other => {
+                    tracing::error!(?other, "the number of the last loan cannot be read: none is taken");
+                    None
+                }
+            };
+            Ok::<_, ChunkError>(())
+        })
+        .await?;
+        Ok(Rc::new(Self {
+            id,
+            env: env.clone(),
+            kv: kv.clone(),
+            volumes: volumes.clone(),
+            allocator: allocator.clone(),
+            commits: commits.clone(),
+            lent: RefCell::new(lent),
+            others: RefCell::default(),
+            numbers: Cell::new(numbers),
+            knows_all,
+            changing: RankedMutex::new(ranks::LOAN, ()),
+            unused: RefCell::default(),
+        }))
+    }
+
+    /// The other targets that serve.
+    fn others(&self) -> Vec<Rc<Self>> {
+        let all = self.others.borrow();
+        all.values().filter_map(Weak::upgrade).filter(|other| !other.commits.is_stopped()).collect()
+    }
+
+    /// A repair has changed the row of a loan to another target; none if it was deleted.
+    pub(crate) fn put(&self, key: LentKey, lent: Option<Lent>) {
+        let mut all = self.lent.borrow_mut();
+        match lent {
+            Some(lent) => drop(all.insert(key, lent)),
+            None => drop(all.remove(&key)),
+        }
+    }
+
+    /// A number for a loan, recorded durably.
+    async fn number(&self) -> Result<u64, ChunkError> {
+        let Some((last, recorded)) = self.numbers.get() else {
+            return Err(ChunkError::Invalid("the number of the last loan cannot be read".into()));
+        };
+        let number = last + 1;
+        if number > recorded {
+            let (key, value) = Counter::Loans(last + NUMBERS).encode();
+            let mut writes = WriteSet::new();
+            // A loan is what makes space.
+            writes.changes_what_is_there();
+            writes.put(key, value);
+            self.kv.commit_durable(writes).await?;
+            self.numbers.set(Some((number, last + NUMBERS)));
+        } else {
+            self.numbers.set(Some((number, recorded)));
+        }
+        Ok(number)
+    }
+
+    /// The numbers of the loans that another target has.
+    fn numbers_of(&self, borrower: TargetId) -> Vec<u64> {
+        let lent = self.lent.borrow();
+        lent.keys().filter(|key| key.borrower == borrower).map(|key| key.number).collect()
+    }
+
+    /// True if another target has exactly this loan.
+    fn has_lent(&self, borrower: TargetId, group: u64, borrowed: &Borrowed) -> bool {
+        let key = LentKey { borrower, number: borrowed.number };
+        let same = |lent: &Lent| lent.group == group && lent.loan == borrowed.loan;
+        self.lent.borrow().get(&key).is_some_and(same)
+    }
+
+    /// Gets to know the other targets of the pool that serve: those that may lend to this one. Loans of
+    /// others cannot be used, nor loans that the lender does not have.
+    pub(crate) fn meet(self: &Rc<Self>, others: &[Rc<Self>]) {
+        let own = self.id;
+        assert!(others.iter().all(|other| other.id != own), "{own} is no other target");
+        for other in others {
+            self.volumes.add_lender(other.id, other.volumes.own());
+            self.others.borrow_mut().insert(other.id, Rc::downgrade(other));
+        }
+        // A restore may have forgotten some.
+        let lent: Vec<u64> = others.iter().flat_map(|other| other.numbers_of(own)).collect();
+        if let Some((last, recorded)) = self.numbers.get() {
+            self.numbers.set(Some((lent.into_iter().fold(last, u64::max), recorded)));
+        }
+        for (group, borrowed) in self.allocator.space().loans() {
+            let lender = others.iter().find(|other| other.id == borrowed.lender);
+            match lender.map(|lender| lender.has_lent(own, *group, borrowed)) {
+                Some(true) => self.volumes.is_there(*group),
+                Some(false) => {
+                    tracing::error!(target = %own, ?borrowed, "the lender does not know of a loan: `penstock fs check`");
+                }
+                None => {
+                    tracing::error!(target = %own, lender = %borrowed.lender, "the lender of a loan is away")
+                }
+            }
+        }
+        if !others.is_empty() {
+            let (env, lending) = (self.env.clone(), Rc::downgrade(self));
+            self.env.spawn("target loans", Box::pin(scoped(return_loans(env, lending))));
+        }
+    }
+
+    /// Has other targets end the loans that this one does not have: a crash has kept it from using them, or
+    /// them from taking them back.
+    pub(crate) async fn end_unknown_loans(&self) -> Result<(), ChunkError> {
+        let own = self.id;
+        if !self.knows_all {
+            tracing::warn!(target = %own, "some loans cannot be read, so none is ended: `penstock fs check --repair`");
+            return Ok(());
+        }
+        let _changing = self.changing.lock().await;
+        let has: BTreeSet<(TargetId, u64)> =
+            self.allocator.space().loans().values().map(|loan| (loan.lender, loan.number)).collect();
+        for other in self.others() {
+            let lent: Vec<LentKey> = other.lent.borrow().keys().copied().collect();
+            for key in lent.into_iter().filter(|key| key.borrower == own) {
+                if !has.contains(&(other.id, key.number)) {
+                    tracing::info!(lender = %other.id, ?key, "a loan ends that a crash has kept from being used");
+                    other.take_back(key).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that this target has on loan, and blocks that others have from it.
+    pub(crate) fn blocks(&self) -> (u64, u64) {
+        let per_stripe = self.volumes.stripe_blocks();
+        let lent = self.lent.borrow();
+        let lent =
+            lent.values().flat_map(|lent| runs_of(&lent.loan, per_stripe)).map(|(_, count)| count).sum();
+        (self.allocator.space().borrowed_blocks(), lent)
+    }
+
+    /// Does something that needs space. If there is too little, freed blocks are made available, then others
+    /// are asked for loans.
+    pub(crate) async fn with_space<T>(
+        &self,
+        mut act: impl AsyncFnMut() -> Result<T, ChunkError>,
+    ) -> Result<T, ChunkError> {
+        let mut result = self.with_own_space(&mut act).await;
+        loop {
+            match result {
+                Err(ChunkError::NoSpace { wanted_blocks, .. }) if self.borrow(wanted_blocks).await? => {
+                    result = act().await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// The same without loans.
+    pub(crate) async fn with_own_space<T>(
+        &self,
+        mut act: impl AsyncFnMut() -> Result<T, ChunkError>,
+    ) -> Result<T, ChunkError> {
+        match act().await {
+            Err(ChunkError::NoSpace { .. }) => {
+                self.commits.make_space().await?;
+                act().await
+            }
+            result => result,
+        }
+    }
+
+    /// Takes a loan, or finds that so many blocks can be reserved now. Returns false if nobody can lend as
+    /// many as are needed.
+    async fn borrow(&self, wanted: u64) -> Result<bool, ChunkError> {
+        let others = self.others();
+        if others.is_empty() {
+            return Ok(false);
+        }
+        let _changing = self.changing.lock().await;
+        if self.allocator.reserve(wanted).is_ok() {
+            self.allocator.release(wanted);
+            return Ok(true);
+        }
+        let lacking = wanted.saturating_sub(self.allocator.usage().available_blocks()).max(1);
+        let mut lenders: Vec<(u64, Rc<Self>)> =
+            others.into_iter().map(|other| (other.allocator.usage().available_blocks(), other)).collect();
+        if lenders.iter().map(|(available, _)| available).sum::<u64>() < lacking {
+            return Ok(false);
+        }
+        lenders.sort_by_key(|(available, _)| std::cmp::Reverse(*available));
+        // Larger and larger ones, so that they stay few.
+        let aim = lacking.max(self.allocator.space().borrowed_blocks() / 8);
+        for (_, lender) in lenders {
+            let number = self.number().await?;
+            let (key, group) = (LentKey { borrower: self.id, number }, self.group_for_loan());
+            match lender.lend(key, group, (lacking, aim)).await {
+                Ok(Some(loan)) => {
+                    self.add_loan(group, Borrowed { lender: lender.id, number, loan });
+                    return Ok(true);
+                }
+                Ok(None) => {}
+                Err(error) => tracing::warn!(lender = %lender.id, %error, "a target could not lend"),
+            }
+        }
+        Ok(false)
+    }
+
+    fn group_for_loan(&self) -> u64 {
+        self.allocator.space().group_for_loan()
+    }
+
+    fn add_loan(&self, group: u64, borrowed: Borrowed) {
+        tracing::info!(target = %self.id, group, ?borrowed, "blocks were borrowed");
+        self.volumes.add_loan(group, &borrowed);
+        self.volumes.is_there(group);
+        self.allocator.space_mut().add_loan(group, borrowed, &[0; GROUP_WORDS]);
+    }
+
+    /// Lends up to `aim` blocks and if possible `wanted` ones, durably; none if nothing can be lent.
+    async fn lend(
+        &self,
+        key: LentKey,
+        group: u64,
+        (wanted, aim): (u64, u64),
+    ) -> Result<Option<Loan>, ChunkError> {
+        if self.lent.borrow().contains_key(&key) {
+            return Err(ChunkError::Invalid(format!("{key:?} is another loan")));
+        }
+        let (groups, per_stripe) = (self.allocator.space().groups(), self.volumes.stripe_blocks());
+        let available = self.allocator.usage().available_blocks();
+        let blocks = aim.min((available / PART).max(wanted)).min(available).min(groups.blocks_each());
+        let stripes = match blocks < per_stripe && available >= per_stripe {
+            true => 1,
+            false => blocks / per_stripe,
+        };
+        let (loan, run) = match self.take_stripes(stripes).await? {
+            Some((stripe, count)) => {
+                let loan = Loan { stripe, stripes: to_u32(count), gaps: Vec::new() };
+                (loan, (stripe * per_stripe, count * per_stripe))
+            }
+            None => match self.take_rest(blocks.min(per_stripe)).await? {
+                Some((block, count)) => {
+                    let stripe = block / per_stripe;
+                    let (at, end) = (to_u32(block % per_stripe), to_u32(block % per_stripe + count));
+                    let gaps = [(0, at), (end, to_u32(per_stripe) - end)];
+                    let gaps = gaps.into_iter().filter(|(_, count)| *count > 0).collect();
+                    (Loan { stripe, stripes: 1, gaps }, (block, count))
+                }
+                None => return Ok(None),
+            },
+        };
+        assert_eq!(runs_of(&loan, per_stripe), [run], "{loan:?}");
+        let mut writes = WriteSet::new();
+        let lent = Lent { group, loan: loan.clone() };
+        writes.put(key.row(), lent.encode());
+        self.commits.commit_runs(vec![run], &[], writes).await?;
+        // If this fails, it is known here, and ends at the next start.
+        self.lent.borrow_mut().insert(key, lent);
+        self.kv.flush().await?;
+        Ok(Some(loan))
+    }
+
+    /// Takes empty stripes that follow each other, at most `most`: the first one and their number.
+    async fn take_stripes(&self, most: u64) -> Result<Option<Run>, ChunkError> {
+        let per_stripe = self.volumes.stripe_blocks();
+        let mut taken: Option<Run> = None;
+        while taken.map_or(0, |(_, count)| count) < most
+            && self.allocator.usage().available_blocks() >= per_stripe
+        {
+            let stripe = match self.allocator.take_empty_stripe(0, Source::Own).await {
+                Ok(Some(stripe)) => stripe,
+                Err(error) if taken.is_none() => return Err(error),
+                _ => break,
+            };
+            taken = match taken {
+                None => Some((stripe, 1)),
+                Some((first, count)) if stripe + 1 == first => Some((stripe, count + 1)),
+                Some((first, count)) if first + count == stripe => Some((first, count + 1)),
+                _ => {
+                    self.allocator.give_back_uncommitted(vec![(stripe * per_stripe, per_stripe)]);
+                    break;
+                }
+            };
+        }
+        Ok(taken)
+    }
+
+    /// Takes free blocks of a stripe that has some, at most `most`.
+    async fn take_rest(&self, most: u64) -> Result<Option<Run>, ChunkError> {
+        if most == 0 || self.allocator.reserve(most).is_err() {
+            return Ok(None);
+        }
+        let taken = self.allocator.allocate_reserved(most, Source::Own).await;
+        self.allocator.release(most);
+        match taken {
+            Err(ChunkError::NoSpace { .. }) => Ok(None),
+            taken => taken.map(Some),
+        }
+    }
+
+    /// Ends a loan that its borrower does not have any more. One that is not known has ended before.
+    async fn take_back(&self, key: LentKey) -> Result<(), ChunkError> {
+        let lent = self.lent.borrow().get(&key).cloned();
+        let Some(Lent { loan, .. }) = lent else { return Ok(()) };
+        let mut writes = WriteSet::new();
+        writes.changes_what_is_there();
+        writes.delete(key.row());
+        self.commits.commit_runs(Vec::new(), &runs_of(&loan, self.volumes.stripe_blocks()), writes).await?;
+        self.lent.borrow_mut().remove(&key);
+        self.commits.sync().await
+    }
+
+    /// Gives loans back of which no block was used for a while.
+    async fn return_unused_loans(&self) -> Result<(), ChunkError> {
+        let unused: BTreeSet<u64> = self.allocator.space().idle_loans().into_iter().collect();
+        let before = self.unused.replace(unused.clone());
+        for group in unused.intersection(&before) {
+            self.return_loan(*group).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives a loan back, if no block of it is used.
+    async fn return_loan(&self, group: u64) -> Result<(), ChunkError> {
+        let _changing = self.changing.lock().await;
+        if !self.allocator.space().idle_loans().contains(&group) {
+            return Ok(());
+        }
+        let borrowed = self.allocator.end_loan(group);
+        if let Err(error) = self.delete_loan(group).await {
+            self.allocator.space_mut().add_loan(group, borrowed, &[0; GROUP_WORDS]);
+            return Err(error);
+        }
+        self.volumes.end_loan(group);
+        tracing::info!(target = %self.id, ?borrowed, "borrowed blocks are given back");
+        let key = LentKey { borrower: self.id, number: borrowed.number };
+        let lender = self.others().into_iter().find(|other| other.id == borrowed.lender);
+        match lender {
+            Some(lender) => lender.take_back(key).await,
+            // It ends when both have opened again.
+            None => Ok(()),
+        }
+    }
+
+    /// Deletes the row of a loan durably.
+    async fn delete_loan(&self, group: u64) -> Result<(), ChunkError> {
+        let _changing = self.commits.gate.change().await;
+        let mut writes = WriteSet::new();
+        writes.changes_what_is_there();
+        writes.delete(Borrowed::key(group));
+        Ok(self.kv.commit_durable(writes).await?)
+    }
+}
+
+/// Gives unused loans back until the target is gone.
+async fn return_loans(env: Env, lending: Weak<Lending>) {
+    loop {
+        env.sleep(REST).await;
+        let Some(lending) = lending.upgrade().filter(|lending| !lending.commits.is_stopped()) else { return };
+        if let Err(error) = lending.return_unused_loans().await {
+            tracing::warn!(%error, "borrowed blocks could not be given back; it will be tried again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

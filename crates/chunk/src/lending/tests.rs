@@ -1,0 +1,413 @@
+use super::*;
+use crate::rows::group_key;
+use crate::target::Target;
+use crate::tests::{Bench, CHUNK, CLIENT, Random, STRIPE, Seed, blocks_of, fills, known, on_volumes};
+use crate::{Behind, ChunkKey};
+use penstock_base::{FileId, FindingKind, Quiet};
+use penstock_sim::seeds;
+
+/// Smaller numbers are those of copies of the map.
+fn file(ino: u64) -> FileId {
+    crate::tests::file((1 << 40) | ino)
+}
+
+fn chunk_key(ino: u64, index: u64) -> ChunkKey {
+    ChunkKey { file: file(ino), index }
+}
+
+/// Opens all targets and has them meet.
+async fn open(benches: &[Bench]) -> Vec<Rc<Target>> {
+    let mut targets = Vec::new();
+    for (id, bench) in (0..).zip(benches) {
+        targets.push(bench.target_of(TargetId(id)).await);
+    }
+    for target in &targets {
+        let others: Vec<Rc<Target>> =
+            targets.iter().filter(|other| !Rc::ptr_eq(other, target)).cloned().collect();
+        target.meet(&others);
+    }
+    for target in &targets {
+        target.end_unknown_loans().await.unwrap();
+    }
+    targets
+}
+
+async fn reopen(benches: &[Bench], targets: Vec<Rc<Target>>) -> Vec<Rc<Target>> {
+    targets.iter().for_each(|target| target.stop());
+    drop(targets);
+    open(benches).await
+}
+
+async fn try_write(target: &Target, ino: u64, index: u64, fill: u8) -> Result<(), ChunkError> {
+    let (data, crcs) = blocks_of(&[fill; CHUNK as usize]);
+    target.write(chunk_key(ino, index), 0, &data, &crcs, known(0), CLIENT).await
+}
+
+/// Commits everything. Panics unless checks find nothing, loans are known alike on both sides, and exactly
+/// the blocks that have an owner count as used in memory.
+async fn assert_all_clean(benches: &[Bench], targets: &[Rc<Target>]) {
+    for target in targets {
+        target.commit_all().await.unwrap();
+    }
+    let quiet: Quiet<'_> = benches[0].gate.quiesce().await;
+    let (mut loans, mut lent, mut free, mut owned) = (BTreeMap::new(), BTreeMap::new(), 0, 0);
+    for target in targets {
+        let check = target.fsck(&quiet).check().await.unwrap();
+        assert!(check.findings.is_clean(), "{}: {:?}", target.config().id, check.findings.kept);
+        let id = target.config().id;
+        for (group, borrowed) in check.loans {
+            let Borrowed { lender, number, loan } = borrowed.unwrap();
+            loans.insert((lender, LentKey { borrower: id, number }), Lent { group, loan });
+        }
+        lent.extend(check.lent.into_iter().map(|(key, lent)| ((id, key), lent)));
+        free += target.usage().free_blocks;
+        owned += check.blocks;
+    }
+    // Loans of which no block is committed have no row at the borrower.
+    assert!(loans.iter().all(|(key, loan)| lent.get(key) == Some(loan)), "{loans:?}\n{lent:?}");
+    let all: u64 = benches.iter().map(|bench| bench.volume.blocks()).sum();
+    assert_eq!(all - free, owned, "every used block belongs to a file");
+}
+
+/// Fills a target with files of one chunk until nothing is free anywhere. Returns the number of files.
+async fn fill(target: &Target) -> u64 {
+    for ino in 2.. {
+        match try_write(target, ino, 0, ino as u8).await {
+            Ok(()) => {}
+            Err(ChunkError::NoSpace { .. }) => return ino - 2,
+            Err(error) => panic!("{error}"),
+        }
+        target.commit(file(ino), true).await.unwrap();
+    }
+    unreachable!("it is full some time")
+}
+
+#[test]
+fn a_full_target_goes_on_with_the_space_of_others_and_gives_it_back() {
+    on_volumes(3, async |benches| {
+        let targets = open(benches).await;
+        let empty: Vec<_> = targets.iter().map(|target| target.usage()).collect();
+        let files = fill(&targets[0]).await;
+        // All of the others but their headroom, and less than a stripe.
+        let most: u64 = empty.iter().map(|usage| usage.available_blocks()).sum();
+        let used = files * u64::from(CHUNK);
+        assert!(used <= most && most - used < u64::from(CHUNK) + 3 * STRIPE, "{used} of {most} blocks");
+        let (borrowed, _) = targets[0].loans();
+        assert_eq!(borrowed, targets[1..].iter().map(|target| target.loans().1).sum::<u64>());
+        assert!(targets.iter().all(|target| target.usage().available_blocks() < u64::from(CHUNK)));
+        assert_all_clean(benches, &targets).await;
+        let targets = reopen(benches, targets).await;
+        assert!(targets[0].loans().0 <= borrowed, "one of which nothing was used has ended");
+        for ino in 2..files + 2 {
+            assert_eq!(fills(&targets[0], chunk_key(ino, 0)).await, [ino as u8; CHUNK as usize]);
+        }
+        assert_all_clean(benches, &targets).await;
+        for ino in 2..files + 2 {
+            targets[0]
+                .truncate(file(ino), 0..u64::MAX, Behind::Dropped, known(crate::REMOVED), WriteSet::new())
+                .await
+                .unwrap();
+            targets[0].file_removed(file(ino));
+        }
+        targets[0].sync().await.unwrap();
+        benches[0].env.sleep(4 * REST).await;
+        for (target, empty) in targets.iter().zip(&empty) {
+            assert_eq!((target.loans(), target.usage()), ((0, 0), *empty), "all is given back");
+        }
+        assert_all_clean(benches, &targets).await;
+        let rows = |bench: &Bench| {
+            let (from, until) = all_loans();
+            bench.kv.rows().into_iter().filter(|(key, _)| (&from..&until).contains(&key)).count()
+        };
+        assert_eq!(rows(&benches[0]), 0);
+    });
+}
+
+#[test]
+fn a_loan_that_was_never_used_ends_at_the_next_start() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        let free = targets[1].usage();
+        let key = LentKey { borrower: TargetId(0), number: 7 };
+        let loan = targets[1].lending.lend(key, 9, (3 * STRIPE, 3 * STRIPE)).await.unwrap().unwrap();
+        assert_eq!((loan.stripes, loan.gaps.len()), (3, 0));
+        assert_eq!(targets[1].usage().free_blocks, free.free_blocks - 3 * STRIPE);
+        let targets = reopen(benches, targets).await;
+        assert_eq!((targets[1].usage(), targets[1].loans()), (free, (0, 0)));
+        targets[1].lending.take_back(key).await.unwrap();
+        assert_eq!(targets[1].usage(), free, "it has ended before");
+    });
+}
+
+/// Without an empty stripe, single blocks of used ones are lent.
+#[test]
+fn free_blocks_of_used_stripes_are_lent_too() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        // One block in each stripe of the second target.
+        for stripe in 0..benches[1].stripes() {
+            let (data, crcs) = blocks_of(&[1]);
+            for (first, ino) in [(0, 2), (STRIPE as u32, 3)] {
+                let key = chunk_key(ino + 2 * stripe, 0);
+                targets[1].write(key, first, &data, &crcs, known(0), CLIENT).await.unwrap();
+            }
+        }
+        targets[1].commit_all().await.unwrap();
+        let lender = targets[1].usage().available_blocks();
+        let own = targets[0].usage().available_blocks();
+        let files = fill(&targets[0]).await;
+        let used = files * u64::from(CHUNK);
+        assert!(used + u64::from(CHUNK) > own + lender - 2 * STRIPE, "{used} of {own} and {lender} blocks");
+        assert_all_clean(benches, &targets).await;
+        let targets = reopen(benches, targets).await;
+        for ino in 2..files + 2 {
+            assert_eq!(fills(&targets[0], chunk_key(ino, 0)).await, [ino as u8; CHUNK as usize]);
+        }
+        assert_all_clean(benches, &targets).await;
+    });
+}
+
+/// Blocks of a lender that is away cannot be read; all else can, and new blocks can be written over it.
+#[test]
+fn a_lender_that_is_away_keeps_only_its_own_blocks() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        let files = fill(&targets[0]).await;
+        targets.iter().for_each(|target| target.stop());
+        drop(targets);
+        let target = benches[0].target_of(TargetId(0)).await;
+        target.meet(&[]);
+        let (mut away, mut there) = (Vec::new(), Vec::new());
+        for ino in 2..files + 2 {
+            match target.read(chunk_key(ino, 0), 0, CHUNK, CLIENT).await {
+                Ok(_) => there.push(ino),
+                Err(ChunkError::LenderAway { lender: TargetId(1) }) => away.push(ino),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(!away.is_empty() && !there.is_empty());
+        for ino in there.drain(..4) {
+            target
+                .truncate(file(ino), 0..u64::MAX, Behind::Dropped, known(crate::REMOVED), WriteSet::new())
+                .await
+                .unwrap();
+        }
+        target.sync().await.unwrap();
+        try_write(&target, away[0], 0, 0xee).await.unwrap();
+        target.commit_all().await.unwrap();
+        assert_eq!(fills(&target, chunk_key(away[0], 0)).await, [0xee; CHUNK as usize]);
+        target.stop();
+        let targets = open(benches).await;
+        assert_eq!(fills(&targets[0], chunk_key(away[0], 0)).await, [0xee; CHUNK as usize]);
+        assert_eq!(fills(&targets[0], chunk_key(away[1], 0)).await, [away[1] as u8; CHUNK as usize]);
+        assert_all_clean(benches, &targets).await;
+    });
+}
+
+/// A lender that lost its rows may have given the blocks to others.
+#[test]
+fn a_loan_that_the_lender_does_not_know_is_not_touched() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        let files = fill(&targets[0]).await;
+        targets.iter().for_each(|target| target.stop());
+        drop(targets);
+        for (key, _) in benches[1].kv.rows() {
+            let mut writes = WriteSet::new();
+            writes.delete(key);
+            benches[1].kv.commit(writes).await.unwrap();
+        }
+        let targets = open(benches).await;
+        let last = chunk_key(files + 1, 0);
+        let error = targets[0].read(last, 0, CHUNK, CLIENT).await.unwrap_err();
+        assert!(matches!(error, ChunkError::LenderAway { .. }), "{error}");
+        let (data, crcs) = blocks_of(&[1]);
+        let error = targets[0].write(last, 0, &data, &crcs, known(0), CLIENT).await;
+        assert!(error.is_ok(), "it is in memory: {error:?}");
+        assert!(targets[0].commit(last.file, false).await.is_err(), "it has no place");
+    });
+}
+
+/// Damage in rows of loans is found, each kind by its name.
+#[test]
+fn checks_see_damaged_loans() {
+    for (what, kind) in [
+        ("loan", FindingKind::BadLoanRow),
+        ("lent", FindingKind::BadLoanRow),
+        ("bits", FindingKind::BadGroupRow),
+        ("stray bits", FindingKind::BadGroupRow),
+        ("far", FindingKind::BadGroupRow),
+        ("counter", FindingKind::BadLoanRow),
+    ] {
+        on_volumes(2, async |benches| {
+            let targets = open(benches).await;
+            fill(&targets[0]).await;
+            assert_all_clean(benches, &targets).await;
+            let group =
+                benches[0].kv.rows().iter().find_map(|(key, _)| Borrowed::group_of(key).ok()).unwrap();
+            targets.iter().for_each(|target| target.stop());
+            drop(targets);
+            match what {
+                "loan" => benches[0].put_row(Borrowed::key(group), vec![1, 2]).await,
+                "lent" => {
+                    let lent = benches[1].kv.rows().into_iter().find(|(key, _)| LentKey::decode(key).is_ok());
+                    benches[1].put_row(lent.unwrap().0, vec![7]).await;
+                }
+                "bits" => {
+                    let row = benches[0].kv.get(Borrowed::key(group)).await.unwrap().unwrap();
+                    let (borrowed, _) = Borrowed::decode(&row).unwrap();
+                    let bits = [vec![0; GROUP_WORDS - 1], vec![1]].concat();
+                    benches[0].put_row(Borrowed::key(group), borrowed.encode(&bits)).await;
+                }
+                "stray bits" => {
+                    benches[0].put_row(group_key(group + 1000), benches[0].kv.rows()[0].1.clone()).await
+                }
+                "far" => {
+                    let loan = Loan { stripe: 1, stripes: 1, gaps: Vec::new() };
+                    let row = Borrowed { lender: TargetId(1), number: 9, loan }.encode(&[]);
+                    benches[0].put_row(Borrowed::key(u64::MAX), row).await;
+                }
+                _ => benches[0].put_row(Counter::Loans(0).encode().0, vec![1]).await,
+            }
+            let targets = open(benches).await;
+            let quiet = benches[0].gate.quiesce().await;
+            let mut found = BTreeSet::new();
+            for target in &targets {
+                found.extend(target.fsck(&quiet).check().await.unwrap().findings.counts.into_keys());
+            }
+            assert!(found.contains(&kind), "{what} of {group}: {found:?}");
+        });
+    }
+}
+
+/// Random writes, truncations, removals and starts on three targets that are nearly full, against a model.
+#[test]
+fn targets_with_loans_are_as_a_model() {
+    for seed in seeds(1..4) {
+        let _seed = Seed(seed);
+        on_volumes(3, async |benches| {
+            let mut targets = open(benches).await;
+            let mut random = Random::new(seed);
+            let mut model: BTreeMap<(usize, u64), [u8; CHUNK as usize]> = BTreeMap::new();
+            let mut truncations: BTreeMap<(usize, u64), u64> = BTreeMap::new();
+            let weights = [random.below(10), random.below(10), random.below(10)];
+            for _ in 0..600 {
+                let all: u64 = weights.iter().sum::<u64>().max(1);
+                let mut at = random.below(all);
+                let of = (0..2).find(|target| {
+                    let is_it = at < weights[*target];
+                    at = at.saturating_sub(weights[*target]);
+                    is_it
+                });
+                let of = of.unwrap_or(2);
+                let (ino, target) = (2 + random.below(300), &targets[of]);
+                let generation = truncations.entry((of, ino)).or_default();
+                match random.below(12) {
+                    0..8 => {
+                        let first = if random.below(2) == 0 { 0 } else { random.below(CHUNK.into()) as u32 };
+                        let most = u64::from(CHUNK - first);
+                        let count = if first == 0 { most } else { 1 + random.below(most) } as usize;
+                        let fill = 1 + random.below(250) as u8;
+                        let (data, crcs) = blocks_of(&vec![fill; count]);
+                        match target
+                            .write(chunk_key(ino, 0), first, &data, &crcs, known(*generation), CLIENT)
+                            .await
+                        {
+                            Ok(()) => {
+                                let chunk = model.entry((of, ino)).or_insert([0; CHUNK as usize]);
+                                chunk[first as usize..first as usize + count].fill(fill);
+                            }
+                            Err(ChunkError::NoSpace { .. }) => {
+                                let left: u64 =
+                                    targets.iter().map(|one| one.usage().available_blocks()).sum();
+                                assert!(left < 3 * u64::from(CHUNK), "{left} blocks are free");
+                            }
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                    8 => {
+                        let from = random.below(CHUNK.into());
+                        *generation += 1;
+                        target
+                            .truncate(
+                                file(ino),
+                                from..u64::MAX,
+                                Behind::Dropped,
+                                known(*generation),
+                                WriteSet::new(),
+                            )
+                            .await
+                            .unwrap();
+                        if let Some(chunk) = model.get_mut(&(of, ino)) {
+                            chunk[from as usize..].fill(0);
+                        }
+                    }
+                    9 => {
+                        for _ in 0..20 {
+                            let next = model.keys().find(|(target, _)| *target == of).copied();
+                            let Some(key) = next else { break };
+                            let generation = truncations.entry(key).or_default();
+                            *generation += 1;
+                            let known = known(*generation);
+                            target
+                                .truncate(file(key.1), 0..u64::MAX, Behind::Dropped, known, WriteSet::new())
+                                .await
+                                .unwrap();
+                            model.remove(&key);
+                        }
+                    }
+                    10 => match random.below(3) {
+                        0 => assert_all_clean(benches, &targets).await,
+                        1 => benches[0].env.sleep(REST).await,
+                        _ => target.commit(file(ino), false).await.unwrap(),
+                    },
+                    _ if random.below(4) == 0 => {
+                        for target in &targets {
+                            target.commit_all().await.unwrap();
+                        }
+                        targets = reopen(benches, targets).await;
+                    }
+                    _ => {
+                        let wanted = model.get(&(of, ino)).copied().unwrap_or_default();
+                        assert_eq!(
+                            fills(target, chunk_key(ino, 0)).await,
+                            wanted,
+                            "target {of}, inode {ino}"
+                        );
+                    }
+                }
+            }
+            assert_all_clean(benches, &targets).await;
+            for ((of, ino), wanted) in &model {
+                assert_eq!(
+                    fills(&targets[*of], chunk_key(*ino, 0)).await,
+                    *wanted,
+                    "target {of}, inode {ino}"
+                );
+            }
+        });
+    }
+}
+
+/// Only what a file needs is flushed for it, and a lender that cannot be flushed keeps others from nothing.
+#[test]
+fn a_commit_flushes_the_lenders_of_its_file() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        let files = fill(&targets[0]).await;
+        assert_all_clean(benches, &targets).await;
+        let (first, last) = (chunk_key(2, 0), chunk_key(files + 1, 0));
+        let (data, crcs) = blocks_of(&[0xaa]);
+        for key in [first, last] {
+            targets[0].write(key, 0, &data, &crcs, known(0), CLIENT).await.unwrap();
+        }
+        let volumes = &targets[0].volumes;
+        targets[0].write_back(last).await;
+        let waits = |file: FileId| volumes.has_unflushed(file);
+        assert!(waits(last.file) && !waits(first.file));
+        targets[0].commit(first.file, false).await.unwrap();
+        assert!(waits(last.file), "only the other file is flushed");
+        targets[0].commit(last.file, false).await.unwrap();
+        assert!(!waits(last.file));
+    });
+}

@@ -288,7 +288,9 @@ impl Allocator {
     fn free_by(&self, runs: Vec<Run>, free: impl Fn(&mut Space, Run) -> Vec<u64>) {
         let empty: Vec<u64> = {
             let mut space = self.space.borrow_mut();
-            runs.into_iter().flat_map(|run| free(&mut space, run)).collect()
+            let freed: Vec<u64> = runs.into_iter().flat_map(|run| free(&mut space, run)).collect();
+            // A start after the return of the lender finds the others.
+            freed.into_iter().filter(|stripe| !space.is_away(*stripe)).collect()
         };
         if self.idle.borrow_mut().add(empty) {
             self.has_idle.notify_one();
@@ -301,6 +303,13 @@ impl Allocator {
         let within = self.space.borrow().groups().stripes_of(group..group + 1);
         self.idle.borrow_mut().forget(within);
         borrowed
+    }
+
+    /// The lender of a loan is away: nothing is written or discarded there.
+    pub(crate) fn loan_is_away(&self, group: u64) {
+        self.space.borrow_mut().set_away(group);
+        let within = self.space.borrow().groups().stripes_of(group..group + 1);
+        self.idle.borrow_mut().forget(within);
     }
 
     /// A loan ends, whatever was used of it: its lender does not have it.

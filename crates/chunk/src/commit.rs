@@ -143,7 +143,8 @@ impl Commits {
             let commits = some.iter().map(|file| scoped(self.commit_file(*file)));
             result = result.and(join_all(commits).await.into_iter().collect());
         }
-        self.volumes.flush_all().await?;
+        result = result.and(self.volumes.flush_all().await);
+        // Rows that are committed have their data on the volumes.
         self.sync().await?;
         result
     }
@@ -277,7 +278,7 @@ impl Commits {
     }
 
     /// Commits `writes` together with blocks that no file has: allocated ones, which are free again if it
-    /// fails, and freed ones.
+    /// fails, and freed ones. The caller has passed the gate.
     pub(crate) async fn commit_runs(
         &self,
         allocated: Vec<Run>,
@@ -285,7 +286,6 @@ impl Commits {
         writes: WriteSet,
     ) -> Result<(), ChunkError> {
         let committed = async {
-            let _changing = self.gate.change().await;
             let _one_at_a_time = self.one_at_a_time.lock().await;
             let _groups = self.allocator.pin_groups(freed).await?;
             self.commit_bits(allocated.clone(), freed, writes).await

@@ -138,6 +138,8 @@ pub(crate) struct Space {
     loans: BTreeMap<u64, Borrowed>,
     /// Blocks that borrowed groups do not have.
     lacking: u64,
+    /// The counts of loans whose lender is away: nothing of them counts as free meanwhile.
+    away: BTreeMap<u64, Counts>,
 }
 
 impl Space {
@@ -160,6 +162,7 @@ impl Space {
             unusable: Default::default(),
             loans: BTreeMap::new(),
             lacking: 0,
+            away: BTreeMap::new(),
         };
         (0..count).for_each(|group| space.set_counts(group, space.free_counts(group)));
         space
@@ -215,6 +218,34 @@ impl Space {
         self.loaded.remove(&group);
         self.set_counts(group, self.counts_of(group, words));
         self.clear_unusable();
+    }
+
+    /// The lender of a loan is away.
+    pub(crate) fn set_away(&mut self, group: u64) {
+        assert!(self.loans.contains_key(&group), "group {group} has a loan");
+        let counts = self.known_counts(group);
+        self.away.insert(group, counts);
+        // Counts as full from here on.
+        self.set_counts(group, counts);
+    }
+
+    /// The lender of a loan is there.
+    pub(crate) fn set_there(&mut self, group: u64) {
+        if let Some(counts) = self.away.remove(&group) {
+            self.set_counts(group, counts);
+            self.clear_unusable();
+        }
+    }
+
+    /// True if the lender of the loan of a stripe is away, or if there is no such loan.
+    pub(crate) fn is_away(&self, stripe: u64) -> bool {
+        let group = self.groups.of_stripe(stripe);
+        group >= self.groups.own() && (self.away.contains_key(&group) || !self.loans.contains_key(&group))
+    }
+
+    /// The counts of a group, whether or not its lender is there.
+    pub(crate) fn known_counts(&self, group: u64) -> Counts {
+        self.away.get(&group).copied().unwrap_or_else(|| self.counts(group))
     }
 
     /// Has groups below `count`.
@@ -273,6 +304,7 @@ impl Space {
     /// The same, whatever is used of it. Nothing is dirty in memory.
     pub(crate) fn drop_loan(&mut self, group: u64) {
         let borrowed = self.loans.remove(&group).expect("the group has a loan");
+        self.away.remove(&group);
         self.suspects.remove(&group);
         self.loaded.remove(&group);
         self.lacking += self.blocks_of(&borrowed.loan);
@@ -304,6 +336,14 @@ impl Space {
     /// Sets the counts of a group, as its row has it.
     pub(crate) fn set_counts(&mut self, group: u64, counts: Counts) {
         assert!(self.is_possible(group, counts), "group {group} with {counts:?}");
+        let full = self.full_counts(group);
+        let counts = match self.away.get_mut(&group) {
+            Some(saved) => {
+                *saved = counts;
+                full
+            }
+            None => counts,
+        };
         let before = std::mem::replace(&mut self.counts[to_usize(group)], counts);
         self.used_blocks = self.used_blocks - u64::from(before.used) + u64::from(counts.used);
         let filled = (self.groups.stripes_in(group) - u64::from(counts.empty)) * self.groups.stripe_blocks();
@@ -340,7 +380,7 @@ impl Space {
     pub(crate) fn load(&mut self, group: u64, words: &[u64]) -> bool {
         self.give_up_groups();
         let new = self.group_of(group, words);
-        let (before, counts) = (self.counts(group), new.counts());
+        let (before, counts) = (self.known_counts(group), new.counts());
         let old = self.loaded.insert(group, new);
         assert!(old.is_none(), "group {group} is in memory, and may be newer there");
         let agrees = self.is_suspect(group) || before == counts;
@@ -692,8 +732,9 @@ impl Space {
 
     /// True if the counts agree with the bits in memory.
     pub(crate) fn is_counted(&self) -> bool {
-        let agrees =
-            |(group, found): (&u64, &Group)| found.is_counted() && found.counts() == self.counts(*group);
+        let agrees = |(group, found): (&u64, &Group)| {
+            found.is_counted() && found.counts() == self.known_counts(*group)
+        };
         let used: u64 = self.counts.iter().map(|counts| u64::from(counts.used)).sum();
         used == self.used_blocks && self.loaded.iter().all(agrees)
     }

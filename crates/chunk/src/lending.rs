@@ -51,6 +51,8 @@ pub(crate) struct Lending {
     others: RefCell<BTreeMap<TargetId, Weak<Self>>>,
     /// The last number that was given, and the last one that is recorded; none if that cannot be read.
     numbers: Cell<Option<(u64, u64)>>,
+    /// Unknown loans up to this number may have been forgotten by a restore.
+    forgotten: u64,
     /// All rows of loans that this target has can be read.
     knows_all: bool,
     /// Locked while a loan begins or ends.
@@ -65,6 +67,12 @@ pub(crate) fn fits(loan: &Loan, groups: Groups) -> bool {
     let missing: u64 = loan.gaps.iter().map(|(_, count)| u64::from(*count)).sum();
     let ends = loan.gaps.last().map_or(0, |(first, count)| u64::from(*first) + u64::from(*count));
     blocks <= groups.blocks_each() && ends <= blocks && missing < blocks
+}
+
+/// True if all blocks of a loan are on the volume of its lender.
+pub(crate) fn is_on(loan: &Loan, groups: Groups) -> bool {
+    let own = groups.blocks() / groups.stripe_blocks();
+    fits(loan, groups) && loan.stripe <= own && u64::from(loan.stripes) <= own - loan.stripe
 }
 
 /// True if a borrowed group may have this number.
@@ -116,10 +124,13 @@ impl Lending {
         allocator: &Rc<Allocator>,
         commits: &Rc<Commits>,
     ) -> Result<Rc<Self>, ChunkError> {
-        for (group, borrowed) in allocator.space().loans() {
-            volumes.add_loan(*group, borrowed);
+        let loans = allocator.space().loans().clone();
+        for (group, borrowed) in loans {
+            volumes.add_loan(group, &borrowed);
+            allocator.space_mut().set_away(group);
         }
-        let (mut lent, mut numbers, mut knows_all) = (BTreeMap::new(), Some((0, 0)), true);
+        let (mut lent, mut numbers, mut knows_all, mut up_to) = (BTreeMap::new(), Some((0, 0)), true, 0);
+        let groups = allocator.space().groups();
         for_each(&**kv, all_loans(), |key, _| {
             let group = Borrowed::group_of(key).ok();
             knows_all &= group.is_some_and(|group| allocator.space().loans().contains_key(&group));
@@ -128,7 +139,7 @@ impl Lending {
         .await?;
         for_each(&**kv, all_lent(), |key, value| {
             match (LentKey::decode(key), Lent::decode(value)) {
-                (Ok(key), Ok(value)) => drop(lent.insert(key, value)),
+                (Ok(key), Ok(value)) if is_on(&value.loan, groups) => drop(lent.insert(key, value)),
                 (key, value) => {
                     tracing::error!(
                         ?key,
@@ -142,7 +153,10 @@ impl Lending {
         .await?;
         for_each(&**kv, all_counters(), |key, value| {
             numbers = match Counter::decode(key, value) {
-                Ok(Counter::Loans(last)) => Some((last, last)),
+                Ok(Counter::Loans { last, forgotten }) => {
+                    up_to = forgotten;
+                    Some((last, last))
+                }
                 other => {
                     tracing::error!(?other, "the number of the last loan cannot be read: none is taken");
                     None
@@ -161,6 +175,7 @@ impl Lending {
             lent: RefCell::new(lent),
             others: RefCell::default(),
             numbers: Cell::new(numbers),
+            forgotten: up_to,
             knows_all,
             changing: RankedMutex::new(ranks::LOAN, ()),
             unused: RefCell::default(),
@@ -189,7 +204,7 @@ impl Lending {
         };
         let number = last + 1;
         if number > recorded {
-            let (key, value) = Counter::Loans(last + NUMBERS).encode();
+            let (key, value) = Counter::Loans { last: last + NUMBERS, forgotten: self.forgotten }.encode();
             let mut writes = WriteSet::new();
             // A loan is what makes space.
             writes.changes_what_is_there();
@@ -229,10 +244,14 @@ impl Lending {
         if let Some((last, recorded)) = self.numbers.get() {
             self.numbers.set(Some((lent.into_iter().fold(last, u64::max), recorded)));
         }
-        for (group, borrowed) in self.allocator.space().loans() {
+        let loans = self.allocator.space().loans().clone();
+        for (group, borrowed) in &loans {
             let lender = others.iter().find(|other| other.id == borrowed.lender);
             match lender.map(|lender| lender.has_lent(own, *group, borrowed)) {
-                Some(true) => self.volumes.is_there(*group),
+                Some(true) => {
+                    self.volumes.is_there(*group);
+                    self.allocator.space_mut().set_there(*group);
+                }
                 Some(false) => {
                     tracing::error!(target = %own, ?borrowed, "the lender does not know of a loan: `penstock fs check`");
                 }
@@ -241,9 +260,22 @@ impl Lending {
                 }
             }
         }
+        if !loans.is_empty() {
+            self.allocator.sweep_loans();
+        }
         if !others.is_empty() {
             let (env, lending) = (self.env.clone(), Rc::downgrade(self));
             self.env.spawn("target loans", Box::pin(scoped(return_loans(env, lending))));
+        }
+    }
+
+    /// Another target does not serve any more.
+    pub(crate) fn part(&self, other: TargetId) {
+        self.others.borrow_mut().remove(&other);
+        self.volumes.remove_lender(other);
+        let loans = self.allocator.space().loans().clone();
+        for (group, _) in loans.iter().filter(|(_, borrowed)| borrowed.lender == other) {
+            self.allocator.loan_is_away(*group);
         }
     }
 
@@ -260,9 +292,10 @@ impl Lending {
             self.allocator.space().loans().values().map(|loan| (loan.lender, loan.number)).collect();
         for other in self.others() {
             let lent: Vec<LentKey> = other.lent.borrow().keys().copied().collect();
-            for key in lent.into_iter().filter(|key| key.borrower == own) {
+            for key in lent.into_iter().filter(|key| key.borrower == own && key.number > self.forgotten) {
                 if !has.contains(&(other.id, key.number)) {
                     tracing::info!(lender = %other.id, ?key, "a loan ends that a crash has kept from being used");
+                    let _changing = self.commits.gate.change().await;
                     other.take_back(key).await?;
                 }
             }
@@ -288,12 +321,20 @@ impl Lending {
         let mut result = self.with_own_space(&mut act).await;
         loop {
             match result {
-                Err(ChunkError::NoSpace { wanted_blocks, .. }) if self.borrow(wanted_blocks).await? => {
+                Err(ChunkError::NoSpace { wanted_blocks, .. }) if self.has_borrowed(wanted_blocks).await => {
                     result = act().await;
                 }
                 result => return result,
             }
         }
+    }
+
+    /// True if a loan was taken.
+    async fn has_borrowed(&self, wanted: u64) -> bool {
+        self.borrow(wanted).await.unwrap_or_else(|error| {
+            tracing::error!(target = %self.id, %error, "nothing can be borrowed");
+            false
+        })
     }
 
     /// The same without loans.
@@ -303,7 +344,12 @@ impl Lending {
     ) -> Result<T, ChunkError> {
         match act().await {
             Err(ChunkError::NoSpace { .. }) => {
-                self.commits.make_space().await?;
+                if let Err(error) = self.commits.make_space().await {
+                    if self.others.borrow().is_empty() {
+                        return Err(error);
+                    }
+                    tracing::warn!(%error, "a commit of all files for their freed blocks failed");
+                }
                 act().await
             }
             result => result,
@@ -314,7 +360,8 @@ impl Lending {
     /// many as are needed.
     async fn borrow(&self, wanted: u64) -> Result<bool, ChunkError> {
         let others = self.others();
-        if others.is_empty() {
+        // The group of a loan that cannot be read may be the next one.
+        if others.is_empty() || !self.knows_all {
             return Ok(false);
         }
         let _changing = self.changing.lock().await;
@@ -334,6 +381,8 @@ impl Lending {
         for (_, lender) in lenders {
             let number = self.number().await?;
             let (key, group) = (LentKey { borrower: self.id, number }, self.group_for_loan());
+            // A check sees both sides or none.
+            let _change = self.commits.gate.change().await;
             match lender.lend(key, group, (lacking, aim)).await {
                 Ok(Some(loan)) => {
                     self.add_loan(group, Borrowed { lender: lender.id, number, loan });
@@ -357,7 +406,8 @@ impl Lending {
         self.allocator.space_mut().add_loan(group, borrowed, &[0; GROUP_WORDS]);
     }
 
-    /// Lends up to `aim` blocks and if possible `wanted` ones, durably; none if nothing can be lent.
+    /// Lends up to `aim` blocks and if possible `wanted` ones, durably; none if nothing can be lent. The
+    /// caller has passed the gate.
     async fn lend(
         &self,
         key: LentKey,
@@ -439,7 +489,8 @@ impl Lending {
         }
     }
 
-    /// Ends a loan that its borrower does not have any more. One that is not known has ended before.
+    /// Ends a loan that its borrower does not have any more. One that is not known has ended before. The
+    /// caller has passed the gate.
     async fn take_back(&self, key: LentKey) -> Result<(), ChunkError> {
         let lent = self.lent.borrow().get(&key).cloned();
         let Some(Lent { loan, .. }) = lent else { return Ok(()) };
@@ -464,13 +515,18 @@ impl Lending {
     /// Gives a loan back, if no block of it is used.
     async fn return_loan(&self, group: u64) -> Result<(), ChunkError> {
         let _changing = self.changing.lock().await;
+        // A check sees both sides or none.
+        let _change = self.commits.gate.change().await;
         if !self.allocator.space().idle_loans().contains(&group) {
             return Ok(());
         }
         let borrowed = self.allocator.end_loan(group);
-        if let Err(error) = self.delete_loan(group).await {
+        let mut writes = WriteSet::new();
+        writes.changes_what_is_there();
+        writes.delete(Borrowed::key(group));
+        if let Err(error) = self.kv.commit_durable(writes).await {
             self.allocator.space_mut().add_loan(group, borrowed, &[0; GROUP_WORDS]);
-            return Err(error);
+            return Err(error.into());
         }
         self.volumes.end_loan(group);
         tracing::info!(target = %self.id, ?borrowed, "borrowed blocks are given back");
@@ -481,15 +537,6 @@ impl Lending {
             // It ends when both have opened again.
             None => Ok(()),
         }
-    }
-
-    /// Deletes the row of a loan durably.
-    async fn delete_loan(&self, group: u64) -> Result<(), ChunkError> {
-        let _changing = self.commits.gate.change().await;
-        let mut writes = WriteSet::new();
-        writes.changes_what_is_there();
-        writes.delete(Borrowed::key(group));
-        Ok(self.kv.commit_durable(writes).await?)
     }
 }
 

@@ -95,14 +95,15 @@ impl Target {
         let volumes = Volumes::new(volume);
         let cache = ChunkCache::new(&kv, config.chunk_blocks, volumes.shared_groups());
         let allocator = Allocator::new(env, &volumes, &kv, space, config.chunk_blocks);
-        if used < owned || may_hide || !has_all_accounts {
-            tracing::error!(used, owned, "blocks of files may be marked as free: all are looked up");
-            allocator.must_compare();
-        }
         let writeback = Writeback::new(&volumes, &cache, &allocator, config.chunk_blocks);
         let commits = Commits::new(env, &volumes, &kv, &gate, &cache, &allocator, &writeback);
         commits.accounts.set(accounts);
         let lending = Lending::load((config.id, env), &kv, &volumes, &allocator, &commits).await?;
+        let (_, lent) = lending.blocks();
+        if used < owned + lent || may_hide || !has_all_accounts {
+            tracing::error!(used, owned, lent, "blocks of files may be marked as free: all are looked up");
+            allocator.must_compare();
+        }
         env.spawn("target commit", Box::pin(scoped(commits.clone().run())));
         env.spawn("target discard", Box::pin(scoped(allocator.clone().run())));
         env.spawn("target sweep", Box::pin(scoped(allocator.clone().run_sweep())));
@@ -128,6 +129,11 @@ impl Target {
     pub fn meet(&self, others: &[Rc<Self>]) {
         let others: Vec<Rc<Lending>> = others.iter().map(|other| other.lending.clone()).collect();
         self.lending.meet(&others);
+    }
+
+    /// Another target does not serve any more.
+    pub fn part(&self, other: TargetId) {
+        self.lending.part(other);
     }
 
     /// Has other targets end the loans that this one does not have: a crash has kept it from using them, or

@@ -78,6 +78,13 @@ impl Volumes {
         self.lenders.borrow_mut().insert(lender, volume.clone());
     }
 
+    /// A lender does not serve any more.
+    pub(crate) fn remove_lender(&self, lender: TargetId) {
+        self.lenders.borrow_mut().remove(&lender);
+        let mut loans = self.loans.borrow_mut();
+        loans.values_mut().filter(|place| place.lender == lender).for_each(|place| place.is_there = false);
+    }
+
     /// The lender of a loan serves, and knows of it.
     pub(crate) fn is_there(&self, group: u64) {
         let mut loans = self.loans.borrow_mut();
@@ -91,6 +98,11 @@ impl Volumes {
         let mut loans = self.loans.borrow_mut();
         let place = loans.get_mut(&group).expect("the group has a loan");
         place.is_there = self.lenders.borrow().contains_key(&place.lender);
+    }
+
+    /// True if the blocks of a loan can be used.
+    pub(crate) fn has(&self, group: u64) -> bool {
+        self.loans.borrow().get(&group).is_some_and(|place| place.is_there)
     }
 
     /// The blocks of a loan are a group from now on. They cannot be read or written before
@@ -187,8 +199,8 @@ impl Volumes {
             let written = volume
                 .write(first, &data.slice(done * BLOCK_BYTES..next * BLOCK_BYTES), &crcs[done..next])
                 .await;
-            self.note(file, block + done as u64);
             written?;
+            self.note(file, block + done as u64);
             done = next;
         }
         assert_eq!(done, crcs.len(), "every block was written");
@@ -205,9 +217,9 @@ impl Volumes {
         io: Io,
     ) -> Result<(), ChunkError> {
         let (volume, at) = self.at(stripe)?;
-        let written = volume.write_fresh(at, data, crcs, io).await;
+        volume.write_fresh(at, data, crcs, io).await?;
         self.note(file, stripe * self.stripe_blocks());
-        Ok(written?)
+        Ok(())
     }
 
     /// Something was written for a file.

@@ -129,6 +129,10 @@ impl Names for RestoredNames {
         Ok(self.rows()?.1.map_or(self.newer, |fs| Ino(Self::reserved(fs))))
     }
 
+    fn has_others(&self) -> bool {
+        self.home.is_one_of_several
+    }
+
     fn last(&self) -> Result<WriteSet, DecodeError> {
         let (store, fs) = self.rows()?;
         let mut writes = WriteSet::new();

@@ -478,6 +478,7 @@ async fn open_services(
         let at = stacks.iter().position(|stack| stack.target_id() == *target).expect("it was given to open");
         let stack = stacks.remove(at);
         stack.stop();
+        stacks.iter().for_each(|other| other.target.part(*target));
         absent.push(Absent { number: stack.number(), why: why.clone() });
     }
     Ok(Services { stacks, restores, meta })

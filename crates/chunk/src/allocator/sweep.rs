@@ -15,6 +15,7 @@ use crate::free::Kind;
 use crate::rows::{all_maps, read_row};
 use penstock_array::ArrayError;
 use penstock_base::HashSet;
+use penstock_base::rank::scoped;
 use penstock_kv::for_each;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -51,6 +52,13 @@ impl Allocator {
                 }
             }
         }
+    }
+
+    /// Sweeps the loans again: they could not be read before.
+    pub(crate) fn sweep_loans(self: &Rc<Self>) {
+        let groups = self.space().groups();
+        self.swept.set(self.swept.get().min(groups.stripes_of(0..groups.own()).end));
+        self.env.spawn("target sweep", Box::pin(scoped(self.clone().run_sweep())));
     }
 
     /// Sweeps again from the first stripe on.

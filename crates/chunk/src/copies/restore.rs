@@ -44,6 +44,9 @@ pub trait Names {
     /// The number that the file of all newer blocks gets. All rows were seen.
     fn number(&self) -> Result<Ino, DecodeError>;
 
+    /// True in a store of several targets.
+    fn has_others(&self) -> bool;
+
     /// The rows that are written last.
     fn last(&self) -> Result<WriteSet, DecodeError>;
 }
@@ -478,7 +481,7 @@ async fn fill(
     let copies = joined_runs(of_copies.collect());
     let mut ages =
         Ages { volume, version: found.anchor.version, how, copies, last: None, claimed: Vec::new() };
-    let (mut changed, mut last) = (ChangedFiles::default(), None);
+    let (mut changed, mut last, mut loans) = (ChangedFiles::default(), None, 0u64);
     for number in 0..found.anchor.segments {
         let contents = read_rows(volume, &found.anchor, &found.pieces, number).await?;
         for (key, value) in take_rows(&contents)? {
@@ -504,13 +507,17 @@ async fn fill(
                 writer.put(key.to_vec(), value.to_vec()).await?;
             } else if Borrowed::group_of(key).is_ok() {
                 // Nobody knows what was written there since: a repair collects it on the lender.
-            } else if let Ok(Counter::Loans(last)) = Counter::decode(key, value) {
-                let (key, value) = Counter::Loans(last.saturating_add(LOANS_SINCE).min(MOST_LOANS)).encode();
-                writer.put(key, value).await?;
+            } else if let Ok(Counter::Loans { last, .. }) = Counter::decode(key, value) {
+                loans = last;
             } else if let Some(value) = names.row(key, value)? {
                 writer.put(key.to_vec(), value).await?;
             }
         }
+    }
+    if names.has_others() {
+        let last = loans.saturating_add(LOANS_SINCE).min(MOST_LOANS);
+        let (key, value) = Counter::Loans { last, forgotten: last }.encode();
+        writer.put(key, value).await?;
     }
     let newer = names.number()?;
     let newer_blocks = put_newer(found, newer, &mut ages, &mut writer).await?;

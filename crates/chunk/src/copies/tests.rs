@@ -25,6 +25,10 @@ const STORE: [u8; 1] = [0];
 struct Rows(Vec<(Vec<u8>, Vec<u8>)>);
 
 impl Names for Rows {
+    fn has_others(&self) -> bool {
+        false
+    }
+
     fn row(&mut self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, DecodeError> {
         if key == STORE {
             self.0.push((key.to_vec(), value.to_vec()));

@@ -3,18 +3,27 @@
 
 use super::Fsck;
 use crate::ChunkError;
-use crate::lending::runs_of;
+use crate::lending::{is_on, runs_of};
 use crate::rows::{Borrowed, GROUP_WORDS, Lent, LentKey};
 use penstock_kv::WriteSet;
 
 impl Fsck<'_> {
     /// True if no file and no other loan has a block of this one, so that it can be lent again.
-    pub async fn may_lend(&self, loan: &Lent) -> Result<bool, ChunkError> {
-        let (survey, all) = (self.survey().await?, self.volumes.own().blocks());
-        let mut runs = runs_of(&loan.loan, self.volumes.stripe_blocks()).into_iter();
-        Ok(runs.all(|(first, count)| {
-            first + count <= all && (first..first + count).all(|block| !survey.owned.get(block))
-        }))
+    pub async fn may_lend(&self, key: LentKey, lent: &Lent) -> Result<bool, ChunkError> {
+        let (survey, per_stripe) = (self.survey().await?, self.volumes.stripe_blocks());
+        if !is_on(&lent.loan, self.volumes.groups()) {
+            return Ok(false);
+        }
+        let runs = runs_of(&lent.loan, per_stripe);
+        let others = survey.check.lent.iter().filter(|(other, _)| **other != key);
+        let of_others: Vec<(u64, u64)> =
+            others.flat_map(|(_, other)| runs_of(&other.loan, per_stripe)).collect();
+        let is_free = |(first, count): &(u64, u64)| {
+            let is_of_another =
+                of_others.iter().any(|(start, len)| *start < first + count && *first < start + len);
+            !is_of_another && (*first..first + count).all(|block| !survey.owned_by_files.get(block))
+        };
+        Ok(runs.iter().all(is_free))
     }
 
     /// Another target has this loan from here again.
@@ -98,6 +107,9 @@ impl Fsck<'_> {
     pub fn loan_is_there(&self, group: u64) {
         if self.allocator.space().loans().contains_key(&group) {
             self.volumes.lender_has(group);
+            if self.volumes.has(group) {
+                self.allocator.space_mut().set_there(group);
+            }
         }
     }
 }

@@ -7,7 +7,7 @@
 use crate::ChunkError;
 use crate::allocator::{Allocator, STRIPES_AT_A_TIME};
 use crate::free::{Bitmap, Counts, Groups, Run, set_bits};
-use crate::lending::{fits, may_be_borrowed, runs_of};
+use crate::lending::{fits, is_on, may_be_borrowed, runs_of};
 use crate::rows::{
     Borrowed, ChunkKey, Counter, Extent, FileRow, GROUP_WORDS, GROUPS_IN_A_ROW, Lent, LentKey, MapRow, Owner,
     all_accounts, all_counters, all_counts, all_files, all_groups, all_lent, all_loans, all_maps,
@@ -178,7 +178,9 @@ impl Survey {
             let end = match self.check.loans.get(&group) {
                 _ if group < self.groups.own() => u64::MAX,
                 Some(Some(borrowed)) => u64::from(borrowed.loan.stripes) * self.groups.stripe_blocks(),
-                _ => 0,
+                // Its row cannot be read, and may be made again.
+                Some(None) => u64::MAX,
+                None => 0,
             };
             let fits = part.min(end.saturating_sub(at));
             count += fits;
@@ -205,6 +207,7 @@ impl Survey {
             }
             (group, borrowed) => {
                 self.check.loans.extend(group.map(|group| (group, None)));
+                self.bad_groups.extend(group);
                 borrowed.err().map_or("it names no group".into(), |error| error.to_string())
             }
         };
@@ -221,17 +224,14 @@ impl Survey {
 
     /// Takes in the row of a loan to another target: its blocks have an owner.
     fn see_lent(&mut self, key: &[u8], value: &[u8]) {
-        let all = self.groups.blocks();
         let lent = LentKey::decode(key).and_then(|key| Ok((key, Lent::decode(value)?)));
-        let lent = lent.and_then(|(key, lent)| {
-            let runs = runs_of(&lent.loan, self.groups.stripe_blocks());
-            match fits(&lent.loan, self.groups) && runs.iter().all(|(first, count)| first + count <= all) {
-                true => Ok((key, lent, runs)),
-                false => Err(DecodeError::Bad { what: "row of a loan", why: "blocks beyond the volume" }),
-            }
+        let lent = lent.and_then(|(key, lent)| match is_on(&lent.loan, self.groups) {
+            true => Ok((key, lent)),
+            false => Err(DecodeError::Bad { what: "row of a loan", why: "blocks beyond the volume" }),
         });
         match lent {
-            Ok((key, lent, runs)) => {
+            Ok((key, lent)) => {
+                let runs = runs_of(&lent.loan, self.groups.stripe_blocks());
                 runs.into_iter()
                     .flat_map(|(first, count)| first..first + count)
                     .for_each(|block| self.own(block));
@@ -546,7 +546,7 @@ impl Survey {
             Some(memory) => {
                 self.marked.group(group).iter().zip(memory).any(|(row, memory)| row & !memory != 0)
             }
-            None => space.counts(group) != space.counts_of(group, self.marked.group(group)),
+            None => space.known_counts(group) != space.counts_of(group, self.marked.group(group)),
         };
         let known = self.readable_groups().filter(|group| *group < space.groups().count());
         let is_wrong = known.into_iter().any(|group| is_wrong(group) || space.is_suspect(group));

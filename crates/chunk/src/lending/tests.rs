@@ -186,6 +186,8 @@ fn a_lender_that_is_away_keeps_only_its_own_blocks() {
             }
         }
         assert!(!away.is_empty() && !there.is_empty());
+        let usage = target.usage();
+        assert_eq!(usage.available_blocks(), 0, "free blocks of the lender are no free blocks: {usage:?}");
         for ino in there.drain(..4) {
             target
                 .truncate(file(ino), 0..u64::MAX, Behind::Dropped, known(crate::REMOVED), WriteSet::new())
@@ -267,7 +269,7 @@ fn checks_see_damaged_loans() {
                     let row = Borrowed { lender: TargetId(1), number: 9, loan }.encode(&[]);
                     benches[0].put_row(Borrowed::key(u64::MAX), row).await;
                 }
-                _ => benches[0].put_row(Counter::Loans(0).encode().0, vec![1]).await,
+                _ => benches[0].put_row(Counter::Loans { last: 0, forgotten: 0 }.encode().0, vec![1]).await,
             }
             let targets = open(benches).await;
             let quiet = benches[0].gate.quiesce().await;
@@ -409,5 +411,114 @@ fn a_commit_flushes_the_lenders_of_its_file() {
         assert!(waits(last.file), "only the other file is flushed");
         targets[0].commit(last.file, false).await.unwrap();
         assert!(!waits(last.file));
+    });
+}
+
+/// A lender that ends while others serve takes its blocks away, and nothing else.
+#[test]
+fn a_lender_that_ends_is_parted_with() {
+    on_volumes(3, async |benches| {
+        let targets = open(benches).await;
+        let files = fill(&targets[0]).await;
+        assert_all_clean(benches, &targets).await;
+        targets[1].stop();
+        targets[0].part(TargetId(1));
+        let mut away = Vec::new();
+        for ino in 2..files + 2 {
+            match targets[0].read(chunk_key(ino, 0), 0, CHUNK, CLIENT).await {
+                Ok(_) => {}
+                Err(ChunkError::LenderAway { lender: TargetId(1) }) => away.push(ino),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(!away.is_empty());
+        // Space of such a file is freed, and none of it is used or discarded meanwhile.
+        for ino in [away[0], 2, 3] {
+            let known = known(crate::REMOVED);
+            targets[0]
+                .truncate(file(ino), 0..u64::MAX, Behind::Dropped, known, WriteSet::new())
+                .await
+                .unwrap();
+        }
+        targets[0].commit_all().await.unwrap();
+        benches[0].env.sleep(4 * REST).await;
+        try_write(&targets[0], 1000, 0, 0xee).await.unwrap();
+        targets[0].commit_all().await.unwrap();
+        assert_eq!(fills(&targets[0], chunk_key(1000, 0)).await, [0xee; CHUNK as usize]);
+    });
+}
+
+/// The group of a loan that cannot be read is not given to another one.
+#[test]
+fn nothing_is_borrowed_beside_a_loan_that_cannot_be_read() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        let files = fill(&targets[0]).await;
+        assert_all_clean(benches, &targets).await;
+        let group = benches[0].kv.rows().iter().find_map(|(key, _)| Borrowed::group_of(key).ok()).unwrap();
+        targets.iter().for_each(|target| target.stop());
+        drop(targets);
+        benches[0].put_row(Borrowed::key(group), vec![1, 2]).await;
+        let targets = open(benches).await;
+        let lent = targets[1].loans().1;
+        assert!(lent > 0, "nothing was taken back");
+        assert!(!targets[0].allocator.space().loans().contains_key(&group));
+        let error = try_write(&targets[0], files + 100, 0, 1).await.unwrap_err();
+        assert!(matches!(error, ChunkError::NoSpace { .. }), "{error}");
+        assert_eq!(targets[1].loans().1, lent);
+    });
+}
+
+/// Rows of loans with impossible places are findings, and nothing else.
+#[test]
+fn impossible_loans_are_refused() {
+    on_volumes(2, async |benches| {
+        let blocks = benches[1].volume.blocks();
+        for (stripe, stripes, gaps) in [
+            (u64::MAX - 9, 1, vec![]),
+            (u64::MAX / STRIPE, 1, vec![]),
+            (blocks / STRIPE, 1, vec![]),
+            (blocks / STRIPE - 1, 2, vec![]),
+            (0, u32::MAX, vec![]),
+            (0, 1, vec![(0, STRIPE as u32)]),
+            (0, 1, vec![(3, 100)]),
+        ] {
+            let loan = Loan { stripe, stripes, gaps };
+            let key = LentKey { borrower: TargetId(0), number: 5 };
+            benches[1].put_row(key.row(), Lent { group: 9, loan: loan.clone() }.encode()).await;
+            let row = Borrowed { lender: TargetId(1), number: 5, loan: loan.clone() };
+            benches[0].put_row(Borrowed::key(9), row.encode(&[1])).await;
+            let targets = open(benches).await;
+            assert_eq!(targets[1].loans(), (0, 0), "{loan:?}");
+            let quiet = benches[0].gate.quiesce().await;
+            let check = targets[1].fsck(&quiet).check().await.unwrap();
+            assert_eq!(check.findings.count(FindingKind::BadLoanRow), 1, "{loan:?}");
+            let may_lend =
+                targets[1].fsck(&quiet).may_lend(key, &Lent { group: 9, loan: loan.clone() }).await;
+            assert!(!may_lend.unwrap(), "{loan:?}");
+            drop(quiet);
+            targets.iter().for_each(|target| target.stop());
+        }
+    });
+}
+
+/// Loans that a restore may have forgotten are left to a repair.
+#[test]
+fn forgotten_loans_are_not_ended_by_a_start() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        for number in [7, 20] {
+            let key = LentKey { borrower: TargetId(0), number };
+            targets[1].lending.lend(key, number, (STRIPE, STRIPE)).await.unwrap().unwrap();
+        }
+        let (key, value) = Counter::Loans { last: 30, forgotten: 10 }.encode();
+        benches[0].put_row(key, value).await;
+        let targets = reopen(benches, targets).await;
+        let left: Vec<u64> = targets[1].lending.lent.borrow().keys().map(|key| key.number).collect();
+        assert_eq!(left, [7]);
+        fill(&targets[0]).await;
+        let numbers: BTreeSet<u64> =
+            targets[0].allocator.space().loans().values().map(|loan| loan.number).collect();
+        assert!(numbers.iter().all(|number| *number > 30), "{numbers:?}");
     });
 }

@@ -19,9 +19,15 @@ pub enum Counter {
         /// Rows of births up to this one do not change any more; below the sequence.
         closed: u64,
     },
-    /// The highest number under which this target may have asked another one for a loan. It is recorded
-    /// durably before a number is used.
-    Loans(u64),
+    /// Numbers of loans.
+    Loans {
+        /// The highest number under which this target may have asked another one for a loan. It is recorded
+        /// durably before a number is used.
+        last: u64,
+        /// Loans up to this number that the target does not have may have been forgotten by a restore. Only a
+        /// repair ends them.
+        forgotten: u64,
+    },
 }
 
 impl Counter {
@@ -34,8 +40,8 @@ impl Counter {
                 enc.u64(sequence).u64(closed);
                 row_key(SEQUENCE, &[family.into()])
             }
-            Self::Loans(last) => {
-                enc.u64(last);
+            Self::Loans { last, forgotten } => {
+                enc.u64(last).u64(forgotten);
                 row_key(LOANS, &[])
             }
         };
@@ -63,7 +69,11 @@ impl Counter {
             }
             _ => {
                 let [] = row_words("key of a counter", tag, key)?;
-                Self::Loans(dec.counter()?)
+                let (last, forgotten) = (dec.counter()?, dec.counter()?);
+                if forgotten > last {
+                    return Err(dec.bad("loans that were never given"));
+                }
+                Self::Loans { last, forgotten }
             }
         };
         dec.end()?;

@@ -73,7 +73,7 @@ fn counters_are_as_in_the_first_release() {
     let sequence = Counter::Sequence { family: 9, sequence: 7, closed: 6 };
     for (counter, wanted_key, wanted) in [
         (sequence, "250000000000000009", "0107000000000000000600000000000000"),
-        (Counter::Loans(77), "26", "014d00000000000000"),
+        (Counter::Loans { last: 77, forgotten: 6 }, "26", "014d000000000000000600000000000000"),
     ] {
         let (key, value) = counter.encode();
         assert_eq!((hex(&key).as_str(), hex(&value).as_str()), (wanted_key, wanted));
@@ -89,6 +89,8 @@ fn counters_are_as_in_the_first_release() {
     }
     let (key, value) = Counter::Sequence { family: 9, sequence: 7, closed: 7 }.encode();
     assert!(Counter::decode(&key, &value).is_err(), "what is written now is closed");
+    let (key, value) = Counter::Loans { last: 6, forgotten: 7 }.encode();
+    assert!(Counter::decode(&key, &value).is_err(), "loans that were never given");
 }
 
 #[test]

@@ -187,7 +187,9 @@ pub(super) const COUNTER: Decoder = Decoder {
     most_bytes: 64,
     seeds: || {
         let sequence = chunk::Counter::Sequence { family: 1, sequence: 7, closed: 6 };
-        [sequence, chunk::Counter::Loans(9)].map(|counter| joined(&counter.encode())).to_vec()
+        [sequence, chunk::Counter::Loans { last: 9, forgotten: 2 }]
+            .map(|counter| joined(&counter.encode()))
+            .to_vec()
     },
     seal: unsealed,
     check: |bytes| {

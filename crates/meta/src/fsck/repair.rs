@@ -159,7 +159,7 @@ impl Fsck<'_> {
         match fix {
             LoanFix::Relend { lender, key, lent } => {
                 let (there, borrower) = (self.any(lender), self.any(key.borrower));
-                match there.may_lend(&lent).await? {
+                match there.may_lend(key, &lent).await? {
                     true => {
                         let group = lent.group;
                         there.put_lent(key, lent).await?;

@@ -71,6 +71,8 @@ pub(crate) struct Allocator {
     sweeping: RankedMutex<()>,
     /// The sweep has come to the stripes before this one.
     swept: Cell<u64>,
+    /// The number of times that the loans were to be swept again.
+    loan_sweeps: Cell<u64>,
     idle: RefCell<Idle>,
     has_idle: Notify,
     /// Locked while a batch of idle stripes is discarded.
@@ -98,6 +100,7 @@ impl Allocator {
             is_compared: Cell::new(true),
             sweeping: RankedMutex::new(ranks::SWEEP, ()),
             swept: Cell::new(0),
+            loan_sweeps: Cell::new(0),
             idle: RefCell::default(),
             has_idle: Notify::new(),
             discarding: RankedMutex::new(ranks::DISCARD, ()),

@@ -25,12 +25,14 @@ mod bits;
 mod group;
 mod group_set;
 mod groups;
+mod loans;
 
 use crate::rows::{Borrowed, GROUPS_IN_A_ROW, Loan, counts_key, encode_counts, encode_group, group_key};
 pub(crate) use bitmap::Bitmap;
 use group::{Group, counts_of};
 use group_set::GroupSet;
 pub(crate) use groups::Groups;
+pub(crate) use loans::{fits, is_on, may_be_borrowed, runs_of};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_kv::Row;
 use std::collections::{BTreeMap, BTreeSet};
@@ -706,7 +708,13 @@ impl Space {
 
     /// True if no block of a group is free.
     pub(crate) fn is_full(&self, group: u64) -> bool {
-        u64::from(self.counts(group).used) == self.groups.blocks_in(group)
+        u64::from(self.known_counts(group).used) == self.groups.blocks_in(group)
+    }
+
+    /// Blocks of the volume that are neither used nor reserved, wherever the reserved ones will be.
+    pub(crate) fn free_of_volume(&self) -> u64 {
+        let used: u64 = (0..self.groups.own()).map(|group| u64::from(self.counts(group).used)).sum();
+        self.groups.blocks().saturating_sub(used + self.reserved)
     }
 
     /// The free blocks of a run in a group in memory, which is counted from its first block.

@@ -15,7 +15,7 @@
 use crate::ChunkError;
 use crate::allocator::{Allocator, Source};
 use crate::commit::Commits;
-use crate::free::{Groups, Run, Space};
+use crate::free::{Run, Space, fits, is_on, may_be_borrowed, runs_of};
 use crate::ranks;
 use crate::rows::{Borrowed, Counter, GROUP_WORDS, Lent, LentKey, Loan, all_counters, all_lent, all_loans};
 use crate::volumes::Volumes;
@@ -30,8 +30,6 @@ use std::time::Duration;
 
 /// Numbers of loans that are recorded at the same time.
 const NUMBERS: u64 = 1024;
-/// Most borrowed groups that a row can name: 128 TiB.
-const MOST_GROUPS: u64 = 1 << 20;
 /// A loan has at most this part of what its lender has free, unless that is too little for a write.
 const PART: u64 = 16;
 /// Shortest time for which a loan is kept of which no block is used. The longest is twice that.
@@ -59,39 +57,6 @@ pub(crate) struct Lending {
     changing: RankedMutex<()>,
     /// The groups of loans that were unused at the last look.
     unused: RefCell<BTreeSet<u64>>,
-}
-
-/// True if a loan can be an allocation group.
-pub(crate) fn fits(loan: &Loan, groups: Groups) -> bool {
-    let blocks = u64::from(loan.stripes) * groups.stripe_blocks();
-    let missing: u64 = loan.gaps.iter().map(|(_, count)| u64::from(*count)).sum();
-    let ends = loan.gaps.last().map_or(0, |(first, count)| u64::from(*first) + u64::from(*count));
-    blocks <= groups.blocks_each() && ends <= blocks && missing < blocks
-}
-
-/// True if all blocks of a loan are on the volume of its lender.
-pub(crate) fn is_on(loan: &Loan, groups: Groups) -> bool {
-    let own = groups.blocks() / groups.stripe_blocks();
-    fits(loan, groups) && loan.stripe <= own && u64::from(loan.stripes) <= own - loan.stripe
-}
-
-/// True if a borrowed group may have this number.
-pub(crate) fn may_be_borrowed(group: u64, groups: Groups) -> bool {
-    (groups.own()..groups.own() + MOST_GROUPS).contains(&group)
-}
-
-/// The runs of blocks on the lender's volume that a loan has.
-pub(crate) fn runs_of(loan: &Loan, stripe_blocks: u64) -> Vec<Run> {
-    let (first, blocks) = (loan.stripe * stripe_blocks, u64::from(loan.stripes) * stripe_blocks);
-    let (mut runs, mut at) = (Vec::new(), 0);
-    let gaps = loan.gaps.iter().map(|(first, count)| (u64::from(*first), u64::from(*count)));
-    for (gap, count) in gaps.chain([(blocks, 0)]) {
-        if at < gap {
-            runs.push((first + at, gap - at));
-        }
-        at = gap + count;
-    }
-    runs
 }
 
 /// Puts the loans of a target into its space.
@@ -381,6 +346,10 @@ impl Lending {
         for (_, lender) in lenders {
             let number = self.number().await?;
             let (key, group) = (LentKey { borrower: self.id, number }, self.group_for_loan());
+            if !may_be_borrowed(group, self.volumes.groups()) {
+                tracing::warn!(target = %self.id, group, "no more loans are taken");
+                return Ok(false);
+            }
             // A check sees both sides or none.
             let _change = self.commits.gate.change().await;
             match lender.lend(key, group, (lacking, aim)).await {

@@ -230,7 +230,17 @@ impl Target {
         let new = NewBlocks { first, data, crcs, tenant: io.tenant };
         let is_full = match is_copy(key.file.ino) {
             // It must be on the target's own volume.
-            true => self.lending.with_own_space(async || self.try_write(key, &new, &known).await).await?,
+            true => {
+                let wanted_blocks = crcs.len() as u64;
+                let act = async || {
+                    let free_blocks = self.allocator.space().free_of_volume();
+                    if free_blocks < wanted_blocks {
+                        return Err(ChunkError::NoSpace { free_blocks, wanted_blocks });
+                    }
+                    self.try_write(key, &new, &known).await
+                };
+                self.lending.with_own_space(act).await?
+            }
             false => self.lending.with_space(async || self.try_write(key, &new, &known).await).await?,
         };
         if is_full {

@@ -11,7 +11,8 @@
 use super::Allocator;
 use crate::ChunkError;
 use crate::free::Run;
-use crate::rows::{all_maps, read_row};
+use crate::free::{is_on, runs_of};
+use crate::rows::{Lent, LentKey, all_lent, all_maps, read_row};
 use penstock_array::ArrayError;
 use penstock_kv::Pages;
 
@@ -37,7 +38,16 @@ impl Allocator {
             return Ok(());
         }
         let _one = self.sweeping.lock().await;
-        let mut pages = Pages::new(&*self.kv, all_maps());
+        for range in [all_maps(), all_lent()] {
+            self.compare_rows(range).await?;
+        }
+        self.is_compared.set(true);
+        Ok(())
+    }
+
+    /// Compares the blocks of all rows of a range with their bits, unless a repair does.
+    async fn compare_rows(&self, range: penstock_kv::Range) -> Result<(), ChunkError> {
+        let mut pages = Pages::new(&*self.kv, range);
         while !self.is_compared.get() {
             if self.closed.get() {
                 return Err(ArrayError::Closed.into());
@@ -49,14 +59,20 @@ impl Allocator {
                 }
             }
             if rows.is_empty() {
-                self.is_compared.set(true);
+                return Ok(());
             }
         }
         Ok(())
     }
 
-    /// The runs that a map row owns; none if it cannot be read, which a check reports.
+    /// The runs that the row of a map owns, or that of a loan to another target; none if it cannot be read,
+    /// which a check reports.
     pub(super) fn runs_of(&self, key: &[u8], value: &[u8]) -> Vec<Run> {
+        if LentKey::decode(key).is_ok() {
+            let groups = self.space().groups();
+            let lent = Lent::decode(value).ok().filter(|lent| is_on(&lent.loan, groups));
+            return lent.map_or(Vec::new(), |lent| runs_of(&lent.loan, groups.stripe_blocks()));
+        }
         let Ok((_, row)) = read_row(key, value) else { return Vec::new() };
         let groups = self.space().groups();
         let parts = row.extents.iter().map(|extent| groups.valid_part(extent, self.chunk_blocks));

@@ -12,7 +12,7 @@
 use super::Allocator;
 use crate::ChunkError;
 use crate::free::Kind;
-use crate::rows::{all_maps, read_row};
+use crate::rows::{LentKey, all_lent, all_maps, read_row};
 use penstock_array::ArrayError;
 use penstock_base::HashSet;
 use penstock_base::rank::scoped;
@@ -57,6 +57,7 @@ impl Allocator {
     /// Sweeps the loans again: they could not be read before.
     pub(crate) fn sweep_loans(self: &Rc<Self>) {
         let groups = self.space().groups();
+        self.loan_sweeps.set(self.loan_sweeps.get() + 1);
         self.swept.set(self.swept.get().min(groups.stripes_of(0..groups.own()).end));
         self.env.spawn("target sweep", Box::pin(scoped(self.clone().run_sweep())));
     }
@@ -85,7 +86,8 @@ impl Allocator {
         if self.is_swept() {
             return Ok(());
         }
-        let (bare, next) = self.find_bare(self.swept.get()).await?;
+        let (swept, sweeps) = (self.swept.get(), self.loan_sweeps.get());
+        let (bare, mut next) = self.find_bare(swept).await?;
         let owned = self.find_owned(&bare).await?;
         let group_of = |stripe| self.space().groups().of_stripe(stripe);
         owned.into_iter().map(group_of).for_each(|group| self.suspect(group));
@@ -94,7 +96,12 @@ impl Allocator {
         if self.idle.borrow_mut().add(idle) {
             self.has_idle.notify_one();
         }
-        assert!(next > self.swept.get(), "it goes on from {}", self.swept.get());
+        assert!(next > swept, "it goes on from {swept}");
+        if self.loan_sweeps.get() != sweeps {
+            // It has not seen the loans, which can be read since.
+            let groups = self.space().groups();
+            next = next.min(groups.stripes_of(0..groups.own()).end);
+        }
         self.swept.set(next);
         self.space_mut().clear_unusable();
         Ok(())
@@ -175,8 +182,12 @@ impl Allocator {
             return Ok(owned);
         }
         let per_stripe = self.volumes.stripe_blocks();
-        for_each(&*self.kv, all_maps(), |key, value| {
-            if read_row(key, value).is_err() {
+        let is_bad = |key: &[u8], value: &[u8]| match LentKey::decode(key) {
+            Ok(_) => self.runs_of(key, value).is_empty(),
+            Err(_) => read_row(key, value).is_err(),
+        };
+        let mut see = |key: &[u8], value: &[u8]| {
+            if is_bad(key, value) {
                 owned.extend(bare);
             }
             for (first, count) in self.runs_of(key, value) {
@@ -184,8 +195,9 @@ impl Allocator {
                 owned.extend(of_part.filter(|stripe| stripes.contains(stripe)));
             }
             Ok::<_, ChunkError>(())
-        })
-        .await?;
+        };
+        for_each(&*self.kv, all_maps(), &mut see).await?;
+        for_each(&*self.kv, all_lent(), &mut see).await?;
         assert!(owned.iter().all(|stripe| stripes.contains(stripe)), "only these were looked for");
         Ok(owned)
     }

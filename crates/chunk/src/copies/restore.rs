@@ -16,8 +16,8 @@
 use super::format::{Anchor, Pieces, SegmentHead, blocks_in, decode_index, take_rows};
 use super::{IO, NONE_MADE, file_of, read_anchor, void_anchor};
 use crate::ChunkError;
+use crate::free::runs_of;
 use crate::free::{Groups, Run};
-use crate::lending::runs_of;
 use crate::rows::{
     Borrowed, ChunkKey, Counter, Counts, Extent, FileRow, Lent, LentKey, MapRow, Owner, counts_key,
     encode_counts, file_of_key, read_row,

@@ -3,8 +3,8 @@
 
 use super::Fsck;
 use crate::ChunkError;
-use crate::lending::{is_on, runs_of};
-use crate::rows::{Borrowed, GROUP_WORDS, Lent, LentKey};
+use crate::free::{is_on, runs_of};
+use crate::rows::{Borrowed, Lent, LentKey};
 use penstock_kv::WriteSet;
 
 impl Fsck<'_> {
@@ -21,7 +21,9 @@ impl Fsck<'_> {
         let is_free = |(first, count): &(u64, u64)| {
             let is_of_another =
                 of_others.iter().any(|(start, len)| *start < first + count && *first < start + len);
-            !is_of_another && (*first..first + count).all(|block| !survey.owned_by_files.get(block))
+            // Blocks that were free since may have been written by others.
+            let is_kept = |block: u64| survey.marked.get(block) && !survey.owned_by_files.get(block);
+            !is_of_another && (*first..first + count).all(is_kept)
         };
         Ok(runs.iter().all(is_free))
     }
@@ -70,18 +72,18 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// A loan that its lender has is here again, with all of its blocks in use until they are marked anew.
+    /// A loan that its lender has is here again. All of its blocks count as used until a repair has compared
+    /// them with the files.
     pub async fn put_loan(&self, group: u64, borrowed: Borrowed) -> Result<(), ChunkError> {
         let mut writes = WriteSet::new();
-        writes.put(Borrowed::key(group), borrowed.encode(&[]));
+        let bits = borrowed.loan.all_bits(self.volumes.stripe_blocks());
+        writes.put(Borrowed::key(group), borrowed.encode(&bits));
         self.commit_repair(&mut writes).await?;
         let has_it = self.allocator.space().loans().get(&group) == Some(&borrowed);
         if !has_it {
             self.drop_from_memory(group);
             self.volumes.add_loan(group, &borrowed);
-            let mut space = self.allocator.space_mut();
-            space.add_loan(group, borrowed, &[0; GROUP_WORDS]);
-            space.suspect(group);
+            self.allocator.space_mut().add_loan(group, borrowed, &bits);
         }
         self.loan_is_there(group);
         Ok(())

@@ -249,7 +249,8 @@ impl Fsck<'_> {
 
     /// Gives every owner of a block except the first its own copy. Returns the chunks that could not get one.
     pub async fn copy_doubles(&self) -> Result<Vec<ChunkKey>, ChunkError> {
-        let mut claimed = self.survey().await?.lent_blocks(self.allocator.space().groups());
+        let survey = self.survey().await?;
+        let mut claimed = survey.lent_blocks(survey.groups);
         let mut failed = Vec::new();
         let mut pages = Pages::new(self.kv, all_maps());
         loop {

@@ -7,7 +7,7 @@
 use crate::ChunkError;
 use crate::allocator::{Allocator, STRIPES_AT_A_TIME};
 use crate::free::{Bitmap, Counts, Groups, Run, set_bits};
-use crate::lending::{fits, is_on, may_be_borrowed, runs_of};
+use crate::free::{fits, is_on, may_be_borrowed, runs_of};
 use crate::rows::{
     Borrowed, ChunkKey, Counter, Extent, FileRow, GROUP_WORDS, GROUPS_IN_A_ROW, Lent, LentKey, MapRow, Owner,
     all_accounts, all_counters, all_counts, all_files, all_groups, all_lent, all_loans, all_maps,
@@ -73,7 +73,7 @@ pub(crate) struct Survey {
     pub(crate) counted_rows: BTreeSet<u64>,
     /// Keys of rows that belong to no group.
     pub(crate) stray_groups: Vec<Vec<u8>>,
-    /// There are rows of a later release, which may own blocks that this release does not know of.
+    /// There are rows of a later release, or of loans to others, which own blocks that nobody can name.
     pub(crate) opaque: bool,
     /// There are map rows that cannot be read. Blocks that they owned are marked, unless their bits are lost.
     pub(crate) has_bad_maps: bool,
@@ -238,6 +238,8 @@ impl Survey {
                 self.check.lent.insert(key, lent);
             }
             Err(error) => {
+                // Nobody knows which blocks it owns.
+                self.opaque = true;
                 self.check.bad_lent.push(key.to_vec());
                 let text = format!("row {} of a loan to another target: {error}", hex(key));
                 self.check.findings.add(FindingKind::BadLoanRow, None, text);

@@ -522,3 +522,60 @@ fn forgotten_loans_are_not_ended_by_a_start() {
         assert!(numbers.iter().all(|number| *number > 30), "{numbers:?}");
     });
 }
+
+/// Regression: the blocks of a loan whose row cannot be read were freed while the borrower was away, and lent
+/// again after others had had them.
+#[test]
+fn blocks_of_a_loan_that_cannot_be_read_stay_until_the_borrower_is_there() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        fill(&targets[0]).await;
+        assert_all_clean(benches, &targets).await;
+        targets.iter().for_each(|target| target.stop());
+        drop(targets);
+        let rows = benches[1].kv.rows();
+        let (key, row) = rows.into_iter().find(|(key, _)| LentKey::decode(key).is_ok()).unwrap();
+        let (key, lent) = (LentKey::decode(&key).unwrap(), Lent::decode(&row).unwrap());
+        benches[1].put_row(key.row(), vec![7]).await;
+        let lender = benches[1].target_of(TargetId(1)).await;
+        lender.sweep().await.unwrap();
+        let first = runs_of(&lent.loan, STRIPE)[0].0;
+        let is_marked = async || {
+            let groups = lender.allocator.space().groups();
+            lender.allocator.load(groups.of_block(first)).await.unwrap();
+            let at = first - groups.range(groups.of_block(first)).start;
+            lender.allocator.space().free_in(groups.of_block(first), (at, 1)).is_empty()
+        };
+        let quiet = benches[1].gate.quiesce().await;
+        lender.fsck(&quiet).clear_unowned().await.unwrap();
+        assert!(is_marked().await, "its borrower may need it");
+        assert!(lender.fsck(&quiet).may_lend(key, &lent).await.unwrap());
+        // Without the row they are nobody's, and nothing that was free is lent again.
+        lender.fsck(&quiet).drop_lent(key.row(), WriteSet::new()).await.unwrap();
+        lender.fsck(&quiet).clear_unowned().await.unwrap();
+        assert!(!is_marked().await);
+        assert!(!lender.fsck(&quiet).may_lend(key, &lent).await.unwrap());
+    });
+}
+
+/// Lost bits of blocks that others have on loan are found like those of files.
+#[test]
+fn lost_bits_of_loans_are_found_at_a_start() {
+    on_volumes(2, async |benches| {
+        let targets = open(benches).await;
+        let files = fill(&targets[0]).await;
+        assert_all_clean(benches, &targets).await;
+        targets.iter().for_each(|target| target.stop());
+        drop(targets);
+        // The lender's bits and counts are as if nothing was lent.
+        benches[1].put_marks(&[]).await;
+        let targets = open(benches).await;
+        targets[1].allocator.compare().await.unwrap();
+        targets[1].sweep().await.unwrap();
+        benches[1].env.sleep(4 * REST).await;
+        assert!(targets[1].suspect_groups() > 0);
+        for ino in 2..files + 2 {
+            assert_eq!(fills(&targets[0], chunk_key(ino, 0)).await, [ino as u8; CHUNK as usize]);
+        }
+    });
+}

@@ -5,6 +5,7 @@
 //! failure is a defect.
 
 use crate::load::{Load, TASKS};
+use crate::loans::leave;
 use crate::machine::{Machine, Opened, Site};
 use crate::mischief::Mischief;
 use penstock_base::env::{Runtime, timeout};
@@ -50,7 +51,11 @@ struct Fate {
     cuts: BTreeMap<&'static str, u64>,
     /// Free bytes of the empty store.
     free_bytes: u64,
+    /// Bytes that a file leaves free on the target of the names, if others must lend it space.
+    leaves: Option<u64>,
     repaired_blocks: u64,
+    /// Most bytes that a target had on loan.
+    borrowed: u64,
 }
 
 /// Prints the command that runs a seed alone, if the test panics during it.
@@ -88,6 +93,9 @@ impl Fate {
         } else {
             self.free_bytes = machine.node.fs_report().free_bytes;
             load.prepare(&machine).await.unwrap();
+            if let Some(bytes) = self.leaves {
+                leave(&machine, bytes).await.unwrap();
+            }
             self.prepared = true;
         }
         if self.chance(3) {
@@ -109,7 +117,13 @@ impl Fate {
             }
         });
         futures_util::future::join_all(tasks).await;
+        self.see_loans(&machine);
         machine
+    }
+
+    fn see_loans(&mut self, machine: &Machine) {
+        let most = machine.node.stack_reports().iter().map(|stack| stack.borrowed_bytes).max();
+        self.borrowed = self.borrowed.max(most.unwrap_or(0));
     }
 
     fn run_life(&mut self, site: &Site, load: &Load) {
@@ -194,6 +208,7 @@ impl Fate {
                 for _ in 0..self.steps {
                     load.step(&machine, 0).await.unwrap();
                 }
+                self.see_loans(&machine);
                 load.release_all(&machine).await.unwrap();
                 machine.audit().await;
                 for array in machine.node.arrays() {
@@ -213,6 +228,9 @@ impl Fate {
                 load.settle(&machine).await;
                 machine.audit().await;
                 load.remove_all(&machine).await.unwrap();
+                if self.leaves.is_some() {
+                    machine.client.unlink(machine.client.root(), b"ballast", false).await.unwrap();
+                }
                 machine.check_empty(self.free_bytes).await;
                 machine.audit().await;
                 machine.stop().await;
@@ -231,6 +249,7 @@ impl Fate {
             "lives": self.lives,
             "cuts": self.cuts.iter().filter(|(site, _)| **site != "the end").map(|(_, count)| count).sum::<u64>(),
             "repaired_blocks": self.repaired_blocks,
+            "borrowed_bytes": self.borrowed,
         });
         self.mischief.done.iter().for_each(|(what, count)| figures[*what] = (*count).into());
         figures
@@ -250,10 +269,25 @@ fn run_seed(seed: u64) -> Fate {
     eprintln!("seed {seed}: {stacks} stacks, files on {count} targets");
     let site = Site::spread(code, stacks, count);
     let load = Load::default();
-    let cuts = BTreeMap::new();
-    let (lived, prepared, free_bytes, repaired_blocks) = (0, false, 0, 0);
-    let mut fate =
-        Fate { dice, seed, code, mischief, steps, lives: lived, prepared, cuts, free_bytes, repaired_blocks };
+    // Of the bytes above the headroom, so that little is written before others lend.
+    let leaves = (stacks > 1 && dice.below(3) == 0).then(|| dice.below(4) << 20);
+    if let Some(bytes) = leaves {
+        eprintln!("seed {seed}: {bytes} bytes are left on the first target");
+    }
+    let mut fate = Fate {
+        dice,
+        seed,
+        code,
+        mischief,
+        steps,
+        lives: 0,
+        prepared: false,
+        cuts: BTreeMap::new(),
+        free_bytes: 0,
+        leaves,
+        repaired_blocks: 0,
+        borrowed: 0,
+    };
     fate.run_life(&site, &load);
     for _ in 0..lives {
         fate.run_life(&site, &load);

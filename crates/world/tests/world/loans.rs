@@ -34,8 +34,8 @@ fn borrowed(machine: &Machine) -> u64 {
     machine.node.stack_reports()[0].borrowed_bytes
 }
 
-/// Leaves the first target so many bytes.
-async fn leave(machine: &Machine, bytes: u64) -> Result<(), Failure> {
+/// Leaves the first target so many bytes: a file has reserved the others.
+pub async fn leave(machine: &Machine, bytes: u64) -> Result<(), Failure> {
     let ballast = make_file(machine, "ballast").await?;
     let len = free_of_first(machine).saturating_sub(bytes) / CHUNK * CHUNK;
     machine.client.change_space(ballast, 0, len, Reserve, true).await?;

@@ -199,12 +199,8 @@ impl Allocator {
     async fn allocate(&self, wanted: u64, source: Source) -> Result<Option<Run>, ChunkError> {
         loop {
             let (freed_before, groups) = (self.space.borrow().freed(), self.space.borrow().groups());
-            let borrowed = groups.own()..groups.count();
-            let sources = [0..groups.own(), if source == Source::Any { borrowed } else { 0..0 }];
-            for (range, kind) in sources
-                .into_iter()
-                .flat_map(|range| [Kind::Partial, Kind::Empty].map(|kind| (range.clone(), kind)))
-            {
+            let kinds = |range: Range<u64>| [Kind::Partial, Kind::Empty].map(|kind| (range.clone(), kind));
+            for (range, kind) in groups.sources(source == Source::Any).flat_map(kinds) {
                 let mut from = range.start;
                 while let Some(group) = self.next_group(kind, from..range.end) {
                     self.load(group).await?;
@@ -303,23 +299,26 @@ impl Allocator {
     /// A loan of which no block is used ends.
     pub(crate) fn end_loan(&self, group: u64) -> Borrowed {
         let borrowed = self.space.borrow_mut().end_loan(group);
-        let within = self.space.borrow().groups().stripes_of(group..group + 1);
-        self.idle.borrow_mut().forget(within);
+        self.forget_stripes_of(group);
         borrowed
     }
 
     /// The lender of a loan is away: nothing is written or discarded there.
     pub(crate) fn loan_is_away(&self, group: u64) {
         self.space.borrow_mut().set_away(group);
-        let within = self.space.borrow().groups().stripes_of(group..group + 1);
-        self.idle.borrow_mut().forget(within);
+        self.forget_stripes_of(group);
     }
 
     /// A loan ends, whatever was used of it: its lender does not have it.
     pub(crate) fn drop_loan(&self, group: u64) {
-        self.space.borrow_mut().drop_loan(group);
-        let within = self.space.borrow().groups().stripes_of(group..group + 1);
-        self.idle.borrow_mut().forget(within);
+        _ = self.space.borrow_mut().drop_loan(group);
+        self.forget_stripes_of(group);
+    }
+
+    /// None of the stripes of a group is idle any more.
+    fn forget_stripes_of(&self, group: u64) {
+        let stripes = self.space.borrow().groups().stripes_of(group..group + 1);
+        self.idle.borrow_mut().forget(stripes);
     }
 
     /// Discards stripes that have rested, one batch at a time, until the target is closed.
@@ -357,11 +356,13 @@ impl Allocator {
         source: Source,
     ) -> Result<Option<u64>, ChunkError> {
         let groups = self.space.borrow().groups();
-        let own = self.take_empty_within(mine, 0..groups.own()).await?;
-        if own.is_some() || source == Source::Own || groups.own() == groups.count() {
-            return Ok(own);
+        for range in groups.sources(source == Source::Any) {
+            let stripe = self.take_empty_within(mine, range).await?;
+            if stripe.is_some() {
+                return Ok(stripe);
+            }
         }
-        self.take_empty_within(mine, groups.own()..groups.count()).await
+        Ok(None)
     }
 
     /// The same for the stripes of some groups.

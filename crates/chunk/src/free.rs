@@ -27,12 +27,13 @@ mod group_set;
 mod groups;
 mod loans;
 
-use crate::rows::{Borrowed, GROUPS_IN_A_ROW, Loan, counts_key, encode_counts, encode_group, group_key};
+use crate::rows::{Borrowed, GROUPS_IN_A_ROW, counts_key, encode_counts, encode_group, group_key};
 pub(crate) use bitmap::Bitmap;
 use group::{Group, counts_of};
 use group_set::GroupSet;
 pub(crate) use groups::Groups;
-pub(crate) use loans::{fits, is_on, may_be_borrowed, runs_of};
+use loans::lacking_of;
+pub(crate) use loans::{all_bits, blocks_of, fits, is_on, may_be_borrowed, runs_of};
 use penstock_base::num::{to_u16, to_usize};
 use penstock_kv::Row;
 use std::collections::{BTreeMap, BTreeSet};
@@ -213,7 +214,7 @@ impl Space {
     pub(crate) fn add_loan(&mut self, group: u64, borrowed: Borrowed, words: &[u64]) {
         assert!(group >= self.groups.own() && !self.loans.contains_key(&group), "group {group} has no loan");
         self.grow(group + 1);
-        let blocks = self.blocks_of(&borrowed.loan);
+        let blocks = blocks_of(&borrowed.loan, self.groups.stripe_blocks());
         assert!(blocks > 0, "{borrowed:?} has a block");
         self.lacking -= blocks;
         self.loans.insert(group, borrowed);
@@ -270,7 +271,7 @@ impl Space {
     pub(crate) fn idle_loans(&self) -> Vec<u64> {
         let mut spare = self.usage().free_blocks;
         let is_idle = |(group, borrowed): (&u64, &Borrowed)| {
-            let blocks = self.blocks_of(&borrowed.loan);
+            let blocks = blocks_of(&borrowed.loan, self.groups.stripe_blocks());
             let may_go = self.is_unused(*group, borrowed) && spare >= blocks;
             spare -= if may_go { blocks } else { 0 };
             may_go.then_some(*group)
@@ -278,16 +279,9 @@ impl Space {
         self.loans.iter().filter_map(is_idle).collect()
     }
 
-    /// Blocks that a loan has.
-    fn blocks_of(&self, loan: &Loan) -> u64 {
-        let all = self.groups.blocks_each();
-        let lacking = lacking_of(loan, all, self.groups.stripe_blocks());
-        all - lacking.iter().map(|(_, count)| count).sum::<u64>()
-    }
-
     /// True if no block of a loan is used, and none waits to be committed or to be free.
     fn is_unused(&self, group: u64, borrowed: &Borrowed) -> bool {
-        let lacking = self.groups.blocks_each() - self.blocks_of(&borrowed.loan);
+        let lacking = self.groups.blocks_each() - blocks_of(&borrowed.loan, self.groups.stripe_blocks());
         u64::from(self.counts(group).used) == lacking
             && !self.is_suspect(group)
             && self.loaded.get(&group).is_none_or(Group::may_leave)
@@ -295,22 +289,20 @@ impl Space {
 
     /// A loan of which no block is used ends: its group has no blocks any more.
     pub(crate) fn end_loan(&mut self, group: u64) -> Borrowed {
-        let borrowed = self.loans.remove(&group).expect("the group has a loan");
-        assert!(self.is_unused(group, &borrowed), "no block of {borrowed:?} is used, or waits to be free");
-        self.loaded.remove(&group);
-        self.lacking += self.blocks_of(&borrowed.loan);
-        self.set_counts(group, self.full_counts(group));
-        borrowed
+        let is_unused = self.loans.get(&group).is_some_and(|borrowed| self.is_unused(group, borrowed));
+        assert!(is_unused, "no block of the loan of group {group} is used, or waits to be free");
+        self.drop_loan(group)
     }
 
     /// The same, whatever is used of it. Nothing is dirty in memory.
-    pub(crate) fn drop_loan(&mut self, group: u64) {
+    pub(crate) fn drop_loan(&mut self, group: u64) -> Borrowed {
         let borrowed = self.loans.remove(&group).expect("the group has a loan");
         self.away.remove(&group);
         self.suspects.remove(&group);
         self.loaded.remove(&group);
-        self.lacking += self.blocks_of(&borrowed.loan);
+        self.lacking += blocks_of(&borrowed.loan, self.groups.stripe_blocks());
         self.set_counts(group, self.full_counts(group));
+        borrowed
     }
 
     /// Blocks of loans.
@@ -653,13 +645,12 @@ impl Space {
 
     /// The rows of groups, and the rows that have their counts.
     fn rows(&self, groups: &BTreeSet<u64>) -> Vec<Row> {
-        let own = groups.iter().filter(|group| **group < self.groups.own());
-        let bits = own.map(|group| (group_key(*group), encode_group(self.committed_group(*group))));
-        let of_loans = groups.iter().filter_map(|group| {
-            let bits = self.committed_group(*group);
-            self.loans.get(group).map(|borrowed| (Borrowed::key(*group), borrowed.encode(bits)))
+        let (own, borrowed) = (groups.range(..self.groups.own()), groups.range(self.groups.own()..));
+        let bits = own.clone().map(|group| (group_key(*group), encode_group(self.committed_group(*group))));
+        let of_loans = borrowed.filter_map(|group| {
+            let loan = self.loans.get(group)?;
+            Some((Borrowed::key(*group), loan.encode(self.committed_group(*group))))
         });
-        let own = groups.iter().filter(|group| **group < self.groups.own());
         let of_counts: BTreeSet<u64> = own.map(|group| group / GROUPS_IN_A_ROW).collect();
         let counts = |row: u64| {
             let groups = self.groups.counted_in(row).into_iter().flatten();
@@ -746,16 +737,6 @@ impl Space {
         let used: u64 = self.counts.iter().map(|counts| u64::from(counts.used)).sum();
         used == self.used_blocks && self.loaded.iter().all(agrees)
     }
-}
-
-/// The runs of a group of so many blocks that a loan does not have.
-fn lacking_of(loan: &Loan, blocks: u64, stripe_blocks: u64) -> Vec<Run> {
-    let lent = u64::from(loan.stripes) * stripe_blocks;
-    assert!(lent <= blocks, "{loan:?} fits into a group of {blocks} blocks");
-    let gaps = loan.gaps.iter().map(|(first, count)| (u64::from(*first), u64::from(*count)));
-    let mut lacking: Vec<Run> = Vec::new();
-    gaps.chain((lent < blocks).then(|| (lent, blocks - lent))).for_each(|run| push_run(&mut lacking, run));
-    lacking
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ mod survey;
 
 pub use damaged::DamagedRuns;
 pub(crate) use damaged::find_damaged;
-pub use survey::{Owned, TargetCheck};
+pub use survey::{Owned, TargetCheck, TargetLoans};
 
 use crate::ChunkError;
 use crate::allocator::Allocator;

@@ -15,7 +15,7 @@
 use crate::ChunkError;
 use crate::allocator::{Allocator, Source};
 use crate::commit::Commits;
-use crate::free::{Run, Space, fits, is_on, may_be_borrowed, runs_of};
+use crate::free::{Run, Space, blocks_of, fits, is_on, may_be_borrowed, runs_of};
 use crate::ranks;
 use crate::rows::{Borrowed, Counter, GROUP_WORDS, Lent, LentKey, Loan, all_counters, all_lent, all_loans};
 use crate::volumes::Volumes;
@@ -59,9 +59,9 @@ pub(crate) struct Lending {
     unused: RefCell<BTreeSet<u64>>,
 }
 
-/// Puts the loans of a target into its space.
-pub(crate) async fn load_loans(kv: &dyn Kv, space: &mut Space) -> Result<(), ChunkError> {
-    let groups = space.groups();
+/// Puts the loans of a target into its space. Returns false if some row of one cannot be read.
+pub(crate) async fn load_loans(kv: &dyn Kv, space: &mut Space) -> Result<bool, ChunkError> {
+    let (groups, mut knows_all) = (space.groups(), true);
     for_each(kv, all_loans(), |key, value| {
         match (Borrowed::group_of(key), Borrowed::decode(value)) {
             (Ok(group), Ok((borrowed, bits)))
@@ -71,37 +71,31 @@ pub(crate) async fn load_loans(kv: &dyn Kv, space: &mut Space) -> Result<(), Chu
             }
             // A check reports it.
             (group, borrowed) => {
-                tracing::error!(?group, ?borrowed, "a loan cannot be read: `penstock fs check`")
+                knows_all = false;
+                tracing::error!(?group, ?borrowed, "a loan cannot be read: `penstock fs check`");
             }
         }
         Ok::<_, ChunkError>(())
     })
     .await?;
-    Ok(())
+    Ok(knows_all)
 }
 
 impl Lending {
-    /// The loans as rows have them.
+    /// The loans of a target, which has its own in its space: all of them, or those that can be read.
     pub(crate) async fn load(
-        (id, env): (TargetId, &Env),
-        kv: &Rc<dyn Kv>,
-        volumes: &Rc<Volumes>,
-        allocator: &Rc<Allocator>,
+        id: TargetId,
         commits: &Rc<Commits>,
+        knows_all: bool,
     ) -> Result<Rc<Self>, ChunkError> {
+        let Commits { env, kv, volumes, allocator, .. } = &**commits;
         let loans = allocator.space().loans().clone();
         for (group, borrowed) in loans {
             volumes.add_loan(group, &borrowed);
             allocator.space_mut().set_away(group);
         }
-        let (mut lent, mut numbers, mut knows_all, mut up_to) = (BTreeMap::new(), Some((0, 0)), true, 0);
+        let (mut lent, mut numbers, mut forgotten) = (BTreeMap::new(), Some((0, 0)), 0);
         let groups = allocator.space().groups();
-        for_each(&**kv, all_loans(), |key, _| {
-            let group = Borrowed::group_of(key).ok();
-            knows_all &= group.is_some_and(|group| allocator.space().loans().contains_key(&group));
-            Ok::<_, ChunkError>(())
-        })
-        .await?;
         for_each(&**kv, all_lent(), |key, value| {
             match (LentKey::decode(key), Lent::decode(value)) {
                 (Ok(key), Ok(value)) if is_on(&value.loan, groups) => drop(lent.insert(key, value)),
@@ -118,8 +112,8 @@ impl Lending {
         .await?;
         for_each(&**kv, all_counters(), |key, value| {
             numbers = match Counter::decode(key, value) {
-                Ok(Counter::Loans { last, forgotten }) => {
-                    up_to = forgotten;
+                Ok(Counter::Loans { last, forgotten: up_to }) => {
+                    forgotten = up_to;
                     Some((last, last))
                 }
                 other => {
@@ -140,7 +134,7 @@ impl Lending {
             lent: RefCell::new(lent),
             others: RefCell::default(),
             numbers: Cell::new(numbers),
-            forgotten: up_to,
+            forgotten,
             knows_all,
             changing: RankedMutex::new(ranks::LOAN, ()),
             unused: RefCell::default(),
@@ -213,10 +207,7 @@ impl Lending {
         for (group, borrowed) in &loans {
             let lender = others.iter().find(|other| other.id == borrowed.lender);
             match lender.map(|lender| lender.has_lent(own, *group, borrowed)) {
-                Some(true) => {
-                    self.volumes.is_there(*group);
-                    self.allocator.space_mut().set_there(*group);
-                }
+                Some(true) => assert!(self.lender_has(*group), "its lender serves"),
                 Some(false) => {
                     tracing::error!(target = %own, ?borrowed, "the lender does not know of a loan: `penstock fs check`");
                 }
@@ -232,6 +223,15 @@ impl Lending {
             let (env, lending) = (self.env.clone(), Rc::downgrade(self));
             self.env.spawn("target loans", Box::pin(scoped(return_loans(env, lending))));
         }
+    }
+
+    /// The lender of a loan knows of it. Returns true if it serves too: then the blocks can be used.
+    pub(crate) fn lender_has(&self, group: u64) -> bool {
+        let is_there = self.volumes.lender_has(group);
+        if is_there {
+            self.allocator.space_mut().set_there(group);
+        }
+        is_there
     }
 
     /// Another target does not serve any more.
@@ -260,7 +260,7 @@ impl Lending {
             for key in lent.into_iter().filter(|key| key.borrower == own && key.number > self.forgotten) {
                 if !has.contains(&(other.id, key.number)) {
                     tracing::info!(lender = %other.id, ?key, "a loan ends that a crash has kept from being used");
-                    let _changing = self.commits.gate.change().await;
+                    let _change = self.commits.gate.change().await;
                     other.take_back(key).await?;
                 }
             }
@@ -272,8 +272,7 @@ impl Lending {
     pub(crate) fn blocks(&self) -> (u64, u64) {
         let per_stripe = self.volumes.stripe_blocks();
         let lent = self.lent.borrow();
-        let lent =
-            lent.values().flat_map(|lent| runs_of(&lent.loan, per_stripe)).map(|(_, count)| count).sum();
+        let lent = lent.values().map(|lent| blocks_of(&lent.loan, per_stripe)).sum();
         (self.allocator.space().borrowed_blocks(), lent)
     }
 
@@ -371,8 +370,8 @@ impl Lending {
     fn add_loan(&self, group: u64, borrowed: Borrowed) {
         tracing::info!(target = %self.id, group, ?borrowed, "blocks were borrowed");
         self.volumes.add_loan(group, &borrowed);
-        self.volumes.is_there(group);
         self.allocator.space_mut().add_loan(group, borrowed, &[0; GROUP_WORDS]);
+        assert!(self.lender_has(group), "its lender serves");
     }
 
     /// Lends up to `aim` blocks and if possible `wanted` ones, durably; none if nothing can be lent. The

@@ -87,7 +87,8 @@ impl Target {
             chunk_blocks > 0 && chunk_blocks.is_multiple_of(per_stripe),
             "a chunk of {chunk_blocks} blocks is full stripes of {per_stripe}"
         );
-        let space = load_space(&volume, &*kv).await?;
+        let mut space = load_space(&volume, &*kv).await?;
+        let knows_all_loans = load_loans(&*kv, &mut space).await?;
         let (accounts, has_all_accounts) = Accounts::load(&*kv).await?;
         let owned = accounts.values().fold(0u64, |all, blocks| all.saturating_add(*blocks));
         // A suspect group counts as full, and would hide what others lack.
@@ -98,7 +99,7 @@ impl Target {
         let writeback = Writeback::new(&volumes, &cache, &allocator, config.chunk_blocks);
         let commits = Commits::new(env, &volumes, &kv, &gate, &cache, &allocator, &writeback);
         commits.accounts.set(accounts);
-        let lending = Lending::load((config.id, env), &kv, &volumes, &allocator, &commits).await?;
+        let lending = Lending::load(config.id, &commits, knows_all_loans).await?;
         let (_, lent) = lending.blocks();
         if used < owned + lent || may_hide || !has_all_accounts {
             tracing::error!(used, owned, lent, "blocks of files may be marked as free: all are looked up");
@@ -455,7 +456,6 @@ async fn load_space(volume: &Volume, kv: &dyn Kv) -> Result<Space, ChunkError> {
         // It may have said that some are suspect.
         range.for_each(|group| space.suspect(group));
     }
-    load_loans(kv, &mut space).await?;
     Ok(space)
 }
 

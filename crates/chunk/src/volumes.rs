@@ -85,28 +85,16 @@ impl Volumes {
         loans.values_mut().filter(|place| place.lender == lender).for_each(|place| place.is_there = false);
     }
 
-    /// The lender of a loan serves, and knows of it.
-    pub(crate) fn is_there(&self, group: u64) {
-        let mut loans = self.loans.borrow_mut();
-        let place = loans.get_mut(&group).expect("the group has a loan");
-        assert!(self.lenders.borrow().contains_key(&place.lender), "its lender serves");
-        place.is_there = true;
-    }
-
-    /// The lender of a loan has it again, if it serves.
-    pub(crate) fn lender_has(&self, group: u64) {
+    /// The lender of a loan knows of it. Returns true if it serves too: then the blocks can be used.
+    pub(crate) fn lender_has(&self, group: u64) -> bool {
         let mut loans = self.loans.borrow_mut();
         let place = loans.get_mut(&group).expect("the group has a loan");
         place.is_there = self.lenders.borrow().contains_key(&place.lender);
-    }
-
-    /// True if the blocks of a loan can be used.
-    pub(crate) fn has(&self, group: u64) -> bool {
-        self.loans.borrow().get(&group).is_some_and(|place| place.is_there)
+        place.is_there
     }
 
     /// The blocks of a loan are a group from now on. They cannot be read or written before
-    /// [`Self::is_there`].
+    /// [`Self::lender_has`].
     pub(crate) fn add_loan(&self, group: u64, borrowed: &Borrowed) {
         let groups = self.groups();
         assert!(group >= groups.own(), "group {group} is a borrowed one");
@@ -158,24 +146,19 @@ impl Volumes {
             self.at((first + count - 1) / per_stripe)?;
             Ok::<_, ChunkError>((volume, stripe * per_stripe + first % per_stripe, count))
         };
-        let mut parts: Vec<(Volume, u64, u64)> = Vec::new();
-        for part in groups.parts((block, count)) {
-            let next = place(part)?;
-            match parts.last_mut() {
-                // Groups of one volume follow each other.
-                Some((_, first, count)) if part.0 < groups.own() && *first + *count == next.1 => {
-                    *count += next.2
-                }
-                _ => parts.push(next),
-            }
-        }
-        Ok(parts)
+        let own = count.min(self.own.blocks().saturating_sub(block));
+        let of_own = (own > 0).then(|| Ok((self.own.clone(), block, own)));
+        of_own.into_iter().chain(groups.parts((block + own, count - own)).map(place)).collect()
     }
 
     /// Reads blocks, as [`Volume::read`].
     pub(crate) async fn read(&self, block: u64, count: u64, io: Io) -> Result<Blocks, ChunkError> {
+        let parts = self.parts((block, count))?;
+        if let [(volume, first, count)] = &parts[..] {
+            return Ok(volume.read(*first, *count, io).await?);
+        }
         let mut all = Blocks::default();
-        for (volume, first, count) in self.parts((block, count))? {
+        for (volume, first, count) in parts {
             let part = volume.read(first, count, io).await?;
             all.parts.extend(part.parts);
             all.crcs.extend(part.crcs);

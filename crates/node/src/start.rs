@@ -493,7 +493,10 @@ async fn meet(stacks: &[Stack], are_repaired: bool) {
             targets.iter().filter(|other| !Rc::ptr_eq(other, target)).map(|other| (*other).clone()).collect();
         target.meet(&others);
     }
-    for target in targets.iter().filter(|_| are_repaired) {
+    if !are_repaired {
+        return;
+    }
+    for target in targets {
         if let Err(error) = target.end_unknown_loans().await {
             tracing::warn!(%error, "unused loans could not be ended; the next start tries again");
         }

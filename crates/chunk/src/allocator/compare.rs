@@ -10,8 +10,7 @@
 
 use super::Allocator;
 use crate::ChunkError;
-use crate::free::Run;
-use crate::free::{is_on, runs_of};
+use crate::free::{Run, is_on, runs_of};
 use crate::rows::{Lent, LentKey, all_lent, all_maps, read_row};
 use penstock_array::ArrayError;
 use penstock_kv::Pages;

@@ -16,8 +16,7 @@
 use super::format::{Anchor, Pieces, SegmentHead, blocks_in, decode_index, take_rows};
 use super::{IO, NONE_MADE, file_of, read_anchor, void_anchor};
 use crate::ChunkError;
-use crate::free::runs_of;
-use crate::free::{Groups, Run};
+use crate::free::{Groups, Run, runs_of};
 use crate::rows::{
     Borrowed, ChunkKey, Counter, Counts, Extent, FileRow, Lent, LentKey, MapRow, Owner, counts_key,
     encode_counts, file_of_key, read_row,
@@ -35,6 +34,10 @@ const BATCH_BYTES: usize = 64 << 10;
 const STRIPES: usize = 4096;
 /// Files that are listed by number.
 const LISTED: usize = 10_000;
+/// Numbers of loans that may have been given since the copy.
+const LOANS_SINCE: u64 = 1 << 32;
+/// The last number of a loan from which it can go on.
+const MOST_LOANS: u64 = 1 << 62;
 
 /// The name space's part of a restore.
 pub trait Names {
@@ -538,11 +541,6 @@ async fn fill(
         newer,
     })
 }
-
-/// Numbers of loans that may have been given since the copy.
-const LOANS_SINCE: u64 = 1 << 32;
-/// The last number of a loan from which it can go on.
-const MOST_LOANS: u64 = 1 << 62;
 
 /// The parts of runs, which are in order, in a stripe, counted from its first block.
 fn runs_in(runs: &[Run], stripe: u64, per_stripe: u64) -> Vec<Range<u32>> {

@@ -217,9 +217,9 @@ impl Group {
     pub(super) fn reload(&mut self, words: &[u64]) {
         if let Some(hidden) = &self.hidden {
             let is_pending = |block: &u64| {
-                self.is_used(*block) && !self.is_committed(*block) && !bits::get(&**hidden, *block)
+                let is_extra = bits::get(&**hidden, *block) || self.lacks(*block);
+                self.is_used(*block) && !self.is_committed(*block) && !is_extra
             };
-            let is_pending = |block: &u64| is_pending(block) && !self.lacks(*block);
             let pending: Vec<u64> = (0..self.blocks).filter(is_pending).collect();
             let lacking =
                 self.lacking.as_ref().map_or(Vec::new(), |all| bits::runs_within(&**all, 0, self.blocks));
@@ -232,9 +232,9 @@ impl Group {
             }
             return;
         }
-        for block in (0..self.blocks).filter(|block| !self.lacks(*block)).collect::<Vec<_>>() {
+        for block in 0..self.blocks {
             let used = bits::get(words, block);
-            if self.is_committed(block) != used {
+            if self.is_committed(block) != used && !self.lacks(block) {
                 self.commit((block, 1), used);
                 if self.is_used(block) != used {
                     self.mark((block, 1), used);

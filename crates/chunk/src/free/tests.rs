@@ -636,7 +636,7 @@ fn a_block_that_counts_as_free_stays_free() {
 }
 
 fn borrowed(stripes: u32, gaps: &[(u32, u32)]) -> Borrowed {
-    let loan = Loan { stripe: 3, stripes, gaps: gaps.to_vec() };
+    let loan = crate::rows::Loan { stripe: 3, stripes, gaps: gaps.to_vec() };
     Borrowed { lender: penstock_base::TargetId(1), number: 1, loan }
 }
 

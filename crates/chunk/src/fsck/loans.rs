@@ -3,7 +3,7 @@
 
 use super::Fsck;
 use crate::ChunkError;
-use crate::free::{is_on, runs_of};
+use crate::free::{all_bits, is_on, runs_of};
 use crate::rows::{Borrowed, Lent, LentKey};
 use penstock_kv::WriteSet;
 
@@ -15,14 +15,14 @@ impl Fsck<'_> {
             return Ok(false);
         }
         let runs = runs_of(&lent.loan, per_stripe);
-        let others = survey.check.lent.iter().filter(|(other, _)| **other != key);
+        let others = survey.check.loans.lent.iter().filter(|(other, _)| **other != key);
         let of_others: Vec<(u64, u64)> =
             others.flat_map(|(_, other)| runs_of(&other.loan, per_stripe)).collect();
         let is_free = |(first, count): &(u64, u64)| {
             let is_of_another =
                 of_others.iter().any(|(start, len)| *start < first + count && *first < start + len);
             // Blocks that were free since may have been written by others.
-            let is_kept = |block: u64| survey.marked.get(block) && !survey.owned_by_files.get(block);
+            let is_kept = |block: u64| survey.marked.get(block) && !survey.file_has(block);
             !is_of_another && (*first..first + count).all(is_kept)
         };
         Ok(runs.iter().all(is_free))
@@ -44,8 +44,9 @@ impl Fsck<'_> {
         let (all, first) = (self.volumes.own().blocks() / per_stripe, lent.loan.stripe);
         let stripes = first.min(all)..(first + u64::from(lent.loan.stripes)).min(all);
         let written = self.volumes.written_in(stripes.clone(), usize::MAX).await?;
-        let files = self.survey().await?.owned_by_files;
-        let is_left = |block: u64| written.binary_search(&(block / per_stripe)).is_ok() && !files.get(block);
+        let survey = self.survey().await?;
+        let is_left =
+            |block: u64| written.binary_search(&(block / per_stripe)).is_ok() && !survey.file_has(block);
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let blocks =
             runs_of(&lent.loan, per_stripe).into_iter().flat_map(|(first, count)| first..first + count);
@@ -76,7 +77,7 @@ impl Fsck<'_> {
     /// them with the files.
     pub async fn put_loan(&self, group: u64, borrowed: Borrowed) -> Result<(), ChunkError> {
         let mut writes = WriteSet::new();
-        let bits = borrowed.loan.all_bits(self.volumes.stripe_blocks());
+        let bits = all_bits(&borrowed.loan, self.volumes.stripe_blocks());
         writes.put(Borrowed::key(group), borrowed.encode(&bits));
         self.commit_repair(&mut writes).await?;
         let has_it = self.allocator.space().loans().get(&group) == Some(&borrowed);
@@ -108,10 +109,7 @@ impl Fsck<'_> {
     /// The lender of a loan knows of it again.
     pub fn loan_is_there(&self, group: u64) {
         if self.allocator.space().loans().contains_key(&group) {
-            self.volumes.lender_has(group);
-            if self.volumes.has(group) {
-                self.allocator.space_mut().set_there(group);
-            }
+            _ = self.lending.lender_has(group);
         }
     }
 }

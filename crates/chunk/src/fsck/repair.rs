@@ -207,7 +207,7 @@ impl Fsck<'_> {
             let mut writes = WriteSet::new();
             for group in left.by_ref().take(ROWS_AT_ONCE) {
                 let bits = survey.marked.group(*group);
-                match survey.check.loans.get(group) {
+                match survey.check.loans.borrowed.get(group) {
                     Some(Some(borrowed)) => writes.put(Borrowed::key(*group), borrowed.encode(bits)),
                     // Another repair makes its row.
                     _ if *group >= survey.groups.own() => continue,
@@ -249,8 +249,7 @@ impl Fsck<'_> {
 
     /// Gives every owner of a block except the first its own copy. Returns the chunks that could not get one.
     pub async fn copy_doubles(&self) -> Result<Vec<ChunkKey>, ChunkError> {
-        let survey = self.survey().await?;
-        let mut claimed = survey.lent_blocks(survey.groups);
+        let mut claimed = self.survey().await?.lent;
         let mut failed = Vec::new();
         let mut pages = Pages::new(self.kv, all_maps());
         loop {

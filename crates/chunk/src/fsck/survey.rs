@@ -1,7 +1,7 @@
 //! Survey of a target's rows: each block has one owner, and map, bits and counts agree.
 //!
-//! Memory: at most four bits for each block of the volume, less where all blocks of a group are alike, and a
-//! few words for each file. The part of an extent
+//! Memory: at most three bits for each block of the volume and two for each that others have on loan, less
+//! where all blocks of a group are alike, and a few words for each file. The part of an extent
 //! beyond its chunk or beyond the volume owns nothing.
 
 use crate::ChunkError;
@@ -50,22 +50,31 @@ pub struct TargetCheck {
     pub findings: Findings,
     /// Chunks and blocks of each inode that has any.
     pub owners: BTreeMap<Ino, Owned>,
-    /// Loans of others, by their allocation groups; none for a row that cannot be read.
-    pub loans: BTreeMap<u64, Option<Borrowed>>,
-    /// Loans that others have.
+    /// Its loans in both directions.
+    pub loans: TargetLoans,
+}
+
+/// The loans of a target in both directions, as a check finds them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetLoans {
+    /// Those from others, by their allocation groups; none for a row that cannot be read.
+    pub borrowed: BTreeMap<u64, Option<Borrowed>>,
+    /// Lender and number of those of which nothing was committed yet: they have no row here.
+    pub unrecorded: BTreeSet<(TargetId, u64)>,
+    /// Those to others.
     pub lent: BTreeMap<LentKey, Lent>,
     /// Keys of rows of such loans that cannot be read.
     pub bad_lent: Vec<Vec<u8>>,
-    /// Loans of others of which nothing was committed yet: they have no row here.
-    pub unrecorded: BTreeSet<(TargetId, u64)>,
 }
 
 /// Contents of the rows of a target, as a check and a repair use them.
 pub(crate) struct Survey {
     pub(crate) check: TargetCheck,
     pub(crate) owned: Bitmap,
-    /// Blocks that files have, without those of loans to others.
-    pub(crate) owned_by_files: Bitmap,
+    /// Blocks that others have on loan.
+    pub(crate) lent: Bitmap,
+    /// Those of them that files have too.
+    lent_and_owned: Bitmap,
     pub(crate) marked: Bitmap,
     /// Groups whose row cannot be read or marks blocks that the volume does not have.
     pub(crate) bad_groups: BTreeSet<u64>,
@@ -119,7 +128,8 @@ impl Survey {
         Self {
             check: TargetCheck::default(),
             owned: Bitmap::new(groups),
-            owned_by_files: Bitmap::new(groups),
+            lent: Bitmap::new(groups),
+            lent_and_owned: Bitmap::new(groups),
             marked: Bitmap::new(groups),
             bad_groups: BTreeSet::new(),
             counted_rows: BTreeSet::new(),
@@ -159,8 +169,10 @@ impl Survey {
                 owner.end_block = owner.end_block.max(first_block + u64::from(valid.first + valid.count));
             }
             for block in valid.block..valid.block + u64::from(valid.count) {
+                if self.lent.get(block) {
+                    self.lent_and_owned.set(block, true);
+                }
                 self.own(block);
-                self.owned_by_files.set(block, true);
             }
         }
         if far {
@@ -175,7 +187,7 @@ impl Survey {
         let valid = self.groups.valid_part(extent, self.chunk_blocks);
         let mut count = 0;
         for (group, (at, part)) in self.groups.parts((valid.block, valid.count.into())) {
-            let end = match self.check.loans.get(&group) {
+            let end = match self.check.loans.borrowed.get(&group) {
                 _ if group < self.groups.own() => u64::MAX,
                 Some(Some(borrowed)) => u64::from(borrowed.loan.stripes) * self.groups.stripe_blocks(),
                 // Its row cannot be read, and may be made again.
@@ -202,11 +214,11 @@ impl Survey {
         let error = match (group, borrowed) {
             (Some(group), Ok((borrowed, bits))) => {
                 let lent = u64::from(borrowed.loan.stripes) * self.groups.stripe_blocks();
-                self.check.loans.insert(group, Some(borrowed));
+                self.check.loans.borrowed.insert(group, Some(borrowed));
                 return self.mark(group, &bits, lent);
             }
             (group, borrowed) => {
-                self.check.loans.extend(group.map(|group| (group, None)));
+                self.check.loans.borrowed.extend(group.map(|group| (group, None)));
                 self.bad_groups.extend(group);
                 borrowed.err().map_or("it names no group".into(), |error| error.to_string())
             }
@@ -232,27 +244,25 @@ impl Survey {
         match lent {
             Ok((key, lent)) => {
                 let runs = runs_of(&lent.loan, self.groups.stripe_blocks());
-                runs.into_iter()
-                    .flat_map(|(first, count)| first..first + count)
-                    .for_each(|block| self.own(block));
-                self.check.lent.insert(key, lent);
+                for block in runs.into_iter().flat_map(|(first, count)| first..first + count) {
+                    self.own(block);
+                    self.lent.set(block, true);
+                }
+                self.check.loans.lent.insert(key, lent);
             }
             Err(error) => {
                 // Nobody knows which blocks it owns.
                 self.opaque = true;
-                self.check.bad_lent.push(key.to_vec());
+                self.check.loans.bad_lent.push(key.to_vec());
                 let text = format!("row {} of a loan to another target: {error}", hex(key));
                 self.check.findings.add(FindingKind::BadLoanRow, None, text);
             }
         }
     }
 
-    /// The blocks that others have on loan.
-    pub(crate) fn lent_blocks(&self, groups: Groups) -> Bitmap {
-        let mut blocks = Bitmap::new(groups);
-        let runs = self.check.lent.values().flat_map(|lent| runs_of(&lent.loan, groups.stripe_blocks()));
-        runs.flat_map(|(first, count)| first..first + count).for_each(|block| blocks.set(block, true));
-        blocks
+    /// True if a file has a block, whoever else has it.
+    pub(crate) fn file_has(&self, block: u64) -> bool {
+        if self.lent.get(block) { self.lent_and_owned.get(block) } else { self.owned.get(block) }
     }
 
     fn own(&mut self, block: u64) {
@@ -534,7 +544,7 @@ impl Survey {
             for_each(kv, all_maps(), see).await?;
         }
         let in_memory = |loan: &Borrowed| (loan.lender, loan.number);
-        self.check.unrecorded = allocator.space().loans().values().map(in_memory).collect();
+        self.check.loans.unrecorded = allocator.space().loans().values().map(in_memory).collect();
         self.judge_bits();
         self.judge_counts();
         self.judge_memory(allocator);

@@ -32,10 +32,18 @@ async fn open(benches: &[Bench]) -> Vec<Rc<Target>> {
     targets
 }
 
-async fn reopen(benches: &[Bench], targets: Vec<Rc<Target>>) -> Vec<Rc<Target>> {
+fn stop(targets: Vec<Rc<Target>>) {
     targets.iter().for_each(|target| target.stop());
-    drop(targets);
+}
+
+async fn reopen(benches: &[Bench], targets: Vec<Rc<Target>>) -> Vec<Rc<Target>> {
+    stop(targets);
     open(benches).await
+}
+
+async fn remove(target: &Target, ino: u64) {
+    let known = known(crate::REMOVED);
+    target.truncate(file(ino), 0..u64::MAX, Behind::Dropped, known, WriteSet::new()).await.unwrap();
 }
 
 async fn try_write(target: &Target, ino: u64, index: u64, fill: u8) -> Result<(), ChunkError> {
@@ -55,11 +63,11 @@ async fn assert_all_clean(benches: &[Bench], targets: &[Rc<Target>]) {
         let check = target.fsck(&quiet).check().await.unwrap();
         assert!(check.findings.is_clean(), "{}: {:?}", target.config().id, check.findings.kept);
         let id = target.config().id;
-        for (group, borrowed) in check.loans {
+        for (group, borrowed) in check.loans.borrowed {
             let Borrowed { lender, number, loan } = borrowed.unwrap();
             loans.insert((lender, LentKey { borrower: id, number }), Lent { group, loan });
         }
-        lent.extend(check.lent.into_iter().map(|(key, lent)| ((id, key), lent)));
+        lent.extend(check.loans.lent.into_iter().map(|(key, lent)| ((id, key), lent)));
         free += target.usage().free_blocks;
         owned += check.blocks;
     }
@@ -103,10 +111,7 @@ fn a_full_target_goes_on_with_the_space_of_others_and_gives_it_back() {
         }
         assert_all_clean(benches, &targets).await;
         for ino in 2..files + 2 {
-            targets[0]
-                .truncate(file(ino), 0..u64::MAX, Behind::Dropped, known(crate::REMOVED), WriteSet::new())
-                .await
-                .unwrap();
+            remove(&targets[0], ino).await;
             targets[0].file_removed(file(ino));
         }
         targets[0].sync().await.unwrap();
@@ -173,8 +178,7 @@ fn a_lender_that_is_away_keeps_only_its_own_blocks() {
     on_volumes(2, async |benches| {
         let targets = open(benches).await;
         let files = fill(&targets[0]).await;
-        targets.iter().for_each(|target| target.stop());
-        drop(targets);
+        stop(targets);
         let target = benches[0].target_of(TargetId(0)).await;
         target.meet(&[]);
         let (mut away, mut there) = (Vec::new(), Vec::new());
@@ -189,10 +193,7 @@ fn a_lender_that_is_away_keeps_only_its_own_blocks() {
         let usage = target.usage();
         assert_eq!(usage.available_blocks(), 0, "free blocks of the lender are no free blocks: {usage:?}");
         for ino in there.drain(..4) {
-            target
-                .truncate(file(ino), 0..u64::MAX, Behind::Dropped, known(crate::REMOVED), WriteSet::new())
-                .await
-                .unwrap();
+            remove(&target, ino).await;
         }
         target.sync().await.unwrap();
         try_write(&target, away[0], 0, 0xee).await.unwrap();
@@ -212,8 +213,7 @@ fn a_loan_that_the_lender_does_not_know_is_not_touched() {
     on_volumes(2, async |benches| {
         let targets = open(benches).await;
         let files = fill(&targets[0]).await;
-        targets.iter().for_each(|target| target.stop());
-        drop(targets);
+        stop(targets);
         for (key, _) in benches[1].kv.rows() {
             let mut writes = WriteSet::new();
             writes.delete(key);
@@ -247,8 +247,7 @@ fn checks_see_damaged_loans() {
             assert_all_clean(benches, &targets).await;
             let group =
                 benches[0].kv.rows().iter().find_map(|(key, _)| Borrowed::group_of(key).ok()).unwrap();
-            targets.iter().for_each(|target| target.stop());
-            drop(targets);
+            stop(targets);
             match what {
                 "loan" => benches[0].put_row(Borrowed::key(group), vec![1, 2]).await,
                 "lent" => {
@@ -434,11 +433,7 @@ fn a_lender_that_ends_is_parted_with() {
         assert!(!away.is_empty());
         // Space of such a file is freed, and none of it is used or discarded meanwhile.
         for ino in [away[0], 2, 3] {
-            let known = known(crate::REMOVED);
-            targets[0]
-                .truncate(file(ino), 0..u64::MAX, Behind::Dropped, known, WriteSet::new())
-                .await
-                .unwrap();
+            remove(&targets[0], ino).await;
         }
         targets[0].commit_all().await.unwrap();
         benches[0].env.sleep(4 * REST).await;
@@ -456,8 +451,7 @@ fn nothing_is_borrowed_beside_a_loan_that_cannot_be_read() {
         let files = fill(&targets[0]).await;
         assert_all_clean(benches, &targets).await;
         let group = benches[0].kv.rows().iter().find_map(|(key, _)| Borrowed::group_of(key).ok()).unwrap();
-        targets.iter().for_each(|target| target.stop());
-        drop(targets);
+        stop(targets);
         benches[0].put_row(Borrowed::key(group), vec![1, 2]).await;
         let targets = open(benches).await;
         let lent = targets[1].loans().1;
@@ -497,7 +491,7 @@ fn impossible_loans_are_refused() {
                 targets[1].fsck(&quiet).may_lend(key, &Lent { group: 9, loan: loan.clone() }).await;
             assert!(!may_lend.unwrap(), "{loan:?}");
             drop(quiet);
-            targets.iter().for_each(|target| target.stop());
+            stop(targets);
         }
     });
 }
@@ -531,8 +525,7 @@ fn blocks_of_a_loan_that_cannot_be_read_stay_until_the_borrower_is_there() {
         let targets = open(benches).await;
         fill(&targets[0]).await;
         assert_all_clean(benches, &targets).await;
-        targets.iter().for_each(|target| target.stop());
-        drop(targets);
+        stop(targets);
         let rows = benches[1].kv.rows();
         let (key, row) = rows.into_iter().find(|(key, _)| LentKey::decode(key).is_ok()).unwrap();
         let (key, lent) = (LentKey::decode(&key).unwrap(), Lent::decode(&row).unwrap());
@@ -565,8 +558,7 @@ fn lost_bits_of_loans_are_found_at_a_start() {
         let targets = open(benches).await;
         let files = fill(&targets[0]).await;
         assert_all_clean(benches, &targets).await;
-        targets.iter().for_each(|target| target.stop());
-        drop(targets);
+        stop(targets);
         // The lender's bits and counts are as if nothing was lent.
         benches[1].put_marks(&[]).await;
         let targets = open(benches).await;

@@ -79,19 +79,6 @@ impl Loan {
     }
 }
 
-impl Loan {
-    /// The bits of a group in which all blocks of the loan are used.
-    pub(crate) fn all_bits(&self, stripe_blocks: u64) -> Vec<u64> {
-        let blocks = u64::from(self.stripes) * stripe_blocks;
-        let is_lent = |block: u64| {
-            let mut gaps = self.gaps.iter().map(|(first, count)| (u64::from(*first), u64::from(*count)));
-            block < blocks && !gaps.any(|(first, count)| (first..first + count).contains(&block))
-        };
-        let word = |word: u64| (0..64).filter(|bit| is_lent(word * 64 + bit)).map(|bit| 1 << bit).sum();
-        (0..GROUP_WORDS as u64).map(word).collect()
-    }
-}
-
 impl Lent {
     /// Encodes the value of the lender's row.
     pub fn encode(&self) -> Vec<u8> {

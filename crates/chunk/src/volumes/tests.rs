@@ -17,6 +17,14 @@ fn with_a_loan(benches: &[Bench], stripe: u64, stripes: u32) -> (Rc<Volumes>, u6
     (volumes, group, first)
 }
 
+/// The same with the lender there.
+fn with_a_lender(benches: &[Bench], stripe: u64, stripes: u32) -> (Rc<Volumes>, u64, u64) {
+    let (volumes, group, first) = with_a_loan(benches, stripe, stripes);
+    volumes.add_lender(TargetId(1), &benches[1].volume);
+    assert!(volumes.lender_has(group));
+    (volumes, group, first)
+}
+
 #[test]
 fn a_block_of_a_loan_is_on_the_volume_of_the_lender() {
     on_volumes(2, async |benches| {
@@ -28,7 +36,7 @@ fn a_block_of_a_loan_is_on_the_volume_of_the_lender() {
         assert_eq!(volumes.knows_unwritten(first), Some(false), "nothing new is written there");
         assert_eq!(volumes.written(0, 100).await.unwrap(), Vec::<u64>::new());
         volumes.add_lender(TargetId(1), &benches[1].volume);
-        volumes.is_there(group);
+        assert!(volumes.lender_has(group));
         assert!(!volumes.lacks_too_much() && volumes.knows_unreadable(first) == Some(false));
         assert!(volumes.is_unwritten(first + 1).await.unwrap());
         volumes.write_fresh(file(FILE), first + 1, &data, &crcs, IO).await.unwrap();
@@ -47,9 +55,7 @@ fn a_block_of_a_loan_is_on_the_volume_of_the_lender() {
 #[test]
 fn nothing_behind_a_loan_or_a_volume_is_reached() {
     on_volumes(2, async |benches| {
-        let (volumes, group, first) = with_a_loan(benches, 5, 3);
-        volumes.add_lender(TargetId(1), &benches[1].volume);
-        volumes.is_there(group);
+        let (volumes, group, first) = with_a_lender(benches, 5, 3);
         let (data, crcs) = blocks_of(&[7; STRIPE as usize]);
         let own = volumes.own().blocks();
         for (block, count) in [
@@ -76,9 +82,7 @@ fn nothing_behind_a_loan_or_a_volume_is_reached() {
 #[test]
 fn a_lender_is_flushed_until_nothing_waits() {
     on_volumes(2, async |benches| {
-        let (volumes, group, first) = with_a_loan(benches, 5, 3);
-        volumes.add_lender(TargetId(1), &benches[1].volume);
-        volumes.is_there(group);
+        let (volumes, _, first) = with_a_lender(benches, 5, 3);
         let (data, crcs) = blocks_of(&[3; 2]);
         let (one, other) = (file(FILE), file(FILE + 1));
         volumes.write(one, 3, &data, &crcs).await.unwrap();
@@ -102,9 +106,7 @@ fn a_lender_is_flushed_until_nothing_waits() {
 #[test]
 fn unreadable_stripes_of_loans_are_known() {
     on_volumes(2, async |benches| {
-        let (volumes, group, first) = with_a_loan(benches, 5, 3);
-        volumes.add_lender(TargetId(1), &benches[1].volume);
-        volumes.is_there(group);
+        let (volumes, _, first) = with_a_lender(benches, 5, 3);
         benches[1].write_stripe(6, 9).await;
         benches[1].write_stripe(9, 9).await;
         benches[1].volume.array().destage_and_checkpoint().await.unwrap();

@@ -289,7 +289,7 @@ impl Diagnosis {
     /// Takes in the check of the chunk store.
     pub(crate) fn see_target(&mut self, target: TargetId, check: TargetCheck) {
         self.enter(Stage::Inodes);
-        self.loans.see(target, &check);
+        self.loans.see(target, check.loans);
         self.chunks += check.chunks;
         self.blocks += check.blocks;
         // Copies of the map have no inode.

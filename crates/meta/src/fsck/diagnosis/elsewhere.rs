@@ -39,7 +39,7 @@ impl Diagnosis {
     /// Takes in the check of a target of another stack.
     pub(crate) fn see_other(&mut self, target: TargetId, check: TargetCheck) {
         self.enter(Stage::Inodes);
-        self.loans.see(target, &check);
+        self.loans.see(target, check.loans);
         self.chunks += check.chunks;
         self.blocks += check.blocks;
         for (ino, owned) in check.owners.into_iter().filter(|(ino, _)| !is_copy(*ino)) {

@@ -4,8 +4,8 @@
 //! the lender has given its blocks to others.
 
 use penstock_base::{FindingKind as Kind, TargetId};
-use penstock_chunk::{Borrowed, Lent, LentKey, TargetCheck};
-use std::collections::{BTreeMap, BTreeSet};
+use penstock_chunk::{Borrowed, Lent, LentKey, TargetLoans};
+use std::collections::BTreeMap;
 
 /// The repair of a loan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,28 +27,13 @@ pub(super) struct Found {
     pub(super) fix: LoanFix,
 }
 
-/// The loans of one target, in both directions.
-#[derive(Default)]
-struct OfTarget {
-    loans: BTreeMap<u64, Option<Borrowed>>,
-    unrecorded: BTreeSet<(TargetId, u64)>,
-    lent: BTreeMap<LentKey, Lent>,
-    bad_lent: Vec<Vec<u8>>,
-}
-
 /// The loans of all targets that serve.
 #[derive(Default)]
-pub(super) struct Loans(BTreeMap<TargetId, OfTarget>);
+pub(super) struct Loans(BTreeMap<TargetId, TargetLoans>);
 
 impl Loans {
-    pub(super) fn see(&mut self, target: TargetId, check: &TargetCheck) {
-        let of_target = OfTarget {
-            loans: check.loans.clone(),
-            unrecorded: check.unrecorded.clone(),
-            lent: check.lent.clone(),
-            bad_lent: check.bad_lent.clone(),
-        };
-        let before = self.0.insert(target, of_target);
+    pub(super) fn see(&mut self, target: TargetId, loans: TargetLoans) {
+        let before = self.0.insert(target, loans);
         assert!(before.is_none(), "{target} is seen once");
     }
 
@@ -64,8 +49,7 @@ impl Loans {
                 let fix = LoanFix::DropLent { lender: *target, key: key.clone(), lent: None };
                 Found { kind: Kind::BadLoanRow, text: None, fix }
             }));
-            let loans = of.loans.iter();
-            found.extend(loans.filter_map(|(group, borrowed)| match borrowed {
+            found.extend(of.borrowed.iter().filter_map(|(group, borrowed)| match borrowed {
                 Some(borrowed) => self.check_loan(*target, *group, borrowed),
                 None => self.check_bad_loan(*target, *group, are_all),
             }));
@@ -105,7 +89,7 @@ impl Loans {
         let is_it = |loan: &Option<Borrowed>| {
             loan.as_ref().is_none_or(|loan| loan.lender == lender && loan.number == key.number)
         };
-        let has_it = borrower.loans.get(&lent.group).is_some_and(is_it);
+        let has_it = borrower.borrowed.get(&lent.group).is_some_and(is_it);
         if has_it || borrower.unrecorded.contains(&(lender, key.number)) {
             return None;
         }
@@ -119,7 +103,7 @@ impl Loans {
 
     /// The only loan of this group that another target says it has lent.
     fn lent_as(&self, borrower: TargetId, group: u64) -> Option<Borrowed> {
-        let of_target = |(lender, of): (&TargetId, &OfTarget)| -> Vec<Borrowed> {
+        let of_target = |(lender, of): (&TargetId, &TargetLoans)| -> Vec<Borrowed> {
             let lent = of.lent.iter().filter(|(key, lent)| key.borrower == borrower && lent.group == group);
             let loan = |(key, lent): (&LentKey, &Lent)| Borrowed {
                 lender: *lender,

@@ -34,6 +34,15 @@ narrow! {
     to_i64 i64
 }
 
+/// A number behind all that a counter can have given by a moment, in seconds since 1970, if it gives fewer
+/// than 2^32 a second: one that is lost goes on there. Below 2^60.
+#[must_use]
+pub const fn number_by_time(now_s: u32) -> u64 {
+    const IN_2020: u32 = 1_577_836_800;
+    let seconds = now_s.saturating_sub(IN_2020) as u64;
+    if seconds < 1 << 28 { seconds << 32 } else { 1 << 60 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

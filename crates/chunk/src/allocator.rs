@@ -51,7 +51,7 @@ const REST: Duration = Duration::from_secs(5);
 pub(crate) enum Source {
     /// Those of the target's own volume.
     Own,
-    /// Also those of loans, if no other block is free.
+    /// Also those of loans, if nothing else is free but the headroom.
     Any,
 }
 
@@ -67,6 +67,8 @@ pub(crate) struct Allocator {
     group_reads: Cell<u64>,
     /// No block of a file counts as free, as far as counts can tell.
     is_compared: Cell<bool>,
+    /// Rows of files may name blocks of a borrowed group without a loan.
+    has_strays: Cell<bool>,
     /// Locked while written stripes without an owner, or owners without bits, are looked for.
     sweeping: RankedMutex<()>,
     /// The sweep has come to the stripes before this one.
@@ -98,6 +100,7 @@ impl Allocator {
             loading: RankedMutex::new(ranks::LOAD, ()),
             group_reads: Cell::new(0),
             is_compared: Cell::new(true),
+            has_strays: Cell::new(false),
             sweeping: RankedMutex::new(ranks::SWEEP, ()),
             swept: Cell::new(0),
             loan_sweeps: Cell::new(0),
@@ -198,9 +201,9 @@ impl Allocator {
     /// Allocates one run of up to `wanted` blocks; none if no block is free that may be used.
     async fn allocate(&self, wanted: u64, source: Source) -> Result<Option<Run>, ChunkError> {
         loop {
-            let (freed_before, groups) = (self.space.borrow().freed(), self.space.borrow().groups());
+            let freed_before = self.space.borrow().freed();
             let kinds = |range: Range<u64>| [Kind::Partial, Kind::Empty].map(|kind| (range.clone(), kind));
-            for (range, kind) in groups.sources(source == Source::Any).flat_map(kinds) {
+            for (range, kind) in self.sources(source).into_iter().flat_map(kinds) {
                 let mut from = range.start;
                 while let Some(group) = self.next_group(kind, from..range.end) {
                     self.load(group).await?;
@@ -218,6 +221,19 @@ impl Allocator {
             if self.space.borrow().freed() == freed_before {
                 return Ok(None);
             }
+        }
+    }
+
+    /// The groups from which blocks are taken, in this order. The volume keeps its headroom as long as loans
+    /// have free blocks: it would have to borrow as much again for the next write.
+    fn sources(&self, source: Source) -> Vec<Range<u64>> {
+        let space = self.space.borrow();
+        let (own, borrowed) = (0..space.groups().own(), space.groups().own()..space.groups().count());
+        match source {
+            Source::Any if borrowed.is_empty() => vec![own],
+            Source::Any if space.is_low() => vec![borrowed, own],
+            Source::Any => vec![own, borrowed],
+            Source::Own => vec![own],
         }
     }
 
@@ -347,16 +363,15 @@ impl Allocator {
         }
     }
 
-    /// Takes an empty stripe for a write of a full chunk, preferably one that was written before, and one of
-    /// the volume before those of loans. `None` if no stripe is empty, or if too few blocks are free beside
-    /// the reservations of others; `mine` blocks are reserved for this write.
+    /// Takes an empty stripe for a write of a full chunk, preferably one that was written before. `None` if
+    /// no stripe is empty, or if too few blocks are free beside the reservations of others; `mine` blocks are
+    /// reserved for this write.
     pub(crate) async fn take_empty_stripe(
         &self,
         mine: u64,
         source: Source,
     ) -> Result<Option<u64>, ChunkError> {
-        let groups = self.space.borrow().groups();
-        for range in groups.sources(source == Source::Any) {
+        for range in self.sources(source) {
             let stripe = self.take_empty_within(mine, range).await?;
             if stripe.is_some() {
                 return Ok(stripe);

@@ -96,6 +96,17 @@ impl Chunk {
         gaps.flat_map(|gap| self.map.unplaced(gap)).collect()
     }
 
+    /// Blocks of a range that are not dirty and whose volume blocks are lost: written anew, they get others.
+    pub(crate) fn with_lost_space(
+        &self,
+        blocks: Range<u32>,
+        is_lost: impl Fn(u64) -> bool,
+    ) -> Vec<Range<u32>> {
+        let gaps = self.dirty.gaps(blocks).into_iter().flatten();
+        let lost = gaps.filter(|at| self.map.place(*at).is_some_and(|(block, _)| is_lost(block)));
+        lost.map(|at| at..at + 1).collect()
+    }
+
     /// True if a block contains written data, in memory or on the volume.
     pub(crate) fn is_data(&self, block: u32) -> bool {
         self.dirty.contains(block) || self.map.lookup(block).is_some()

@@ -128,6 +128,8 @@ pub(crate) struct Space {
     /// The group at which the next look for groups that may go begins.
     hand: u64,
     used_blocks: u64,
+    /// Those of them that are in borrowed groups, with blocks that these do not have.
+    used_of_loans: u64,
     reserved: u64,
     /// Used blocks that are taken only while their stripes are being discarded.
     discarding: u64,
@@ -158,6 +160,7 @@ impl Space {
             loaded: BTreeMap::new(),
             hand: 0,
             used_blocks: 0,
+            used_of_loans: 0,
             reserved: 0,
             discarding: 0,
             freed: 0,
@@ -267,9 +270,10 @@ impl Space {
         }
     }
 
-    /// Loans of which no block is used, reserved ones included: these can be given back.
+    /// Loans of which no block is used, and which neither a reservation nor the headroom needs: these can be
+    /// given back.
     pub(crate) fn idle_loans(&self) -> Vec<u64> {
-        let mut spare = self.usage().free_blocks;
+        let mut spare = self.usage().available_blocks();
         let is_idle = |(group, borrowed): (&u64, &Borrowed)| {
             let blocks = blocks_of(&borrowed.loan, self.groups.stripe_blocks());
             let may_go = self.is_unused(*group, borrowed) && spare >= blocks;
@@ -339,7 +343,11 @@ impl Space {
             None => counts,
         };
         let before = std::mem::replace(&mut self.counts[to_usize(group)], counts);
-        self.used_blocks = self.used_blocks - u64::from(before.used) + u64::from(counts.used);
+        let change = |used: &mut u64| *used = *used - u64::from(before.used) + u64::from(counts.used);
+        change(&mut self.used_blocks);
+        if group >= self.groups.own() {
+            change(&mut self.used_of_loans);
+        }
         let filled = (self.groups.stripes_in(group) - u64::from(counts.empty)) * self.groups.stripe_blocks();
         self.with_partial.set(group, u64::from(counts.used) < filled);
         self.with_empty.set(group, counts.empty > 0);
@@ -704,8 +712,12 @@ impl Space {
 
     /// Blocks of the volume that are neither used nor reserved, wherever the reserved ones will be.
     pub(crate) fn free_of_volume(&self) -> u64 {
-        let used: u64 = (0..self.groups.own()).map(|group| u64::from(self.counts(group).used)).sum();
-        self.groups.blocks().saturating_sub(used + self.reserved)
+        self.groups.blocks().saturating_sub(self.used_blocks - self.used_of_loans + self.reserved)
+    }
+
+    /// True if what is free on the volume itself is its headroom at most, so that loans are used first.
+    pub(crate) fn is_low(&self) -> bool {
+        self.free_of_volume() <= self.headroom_blocks()
     }
 
     /// The free blocks of a run in a group in memory, which is counted from its first block.

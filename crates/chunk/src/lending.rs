@@ -47,16 +47,38 @@ pub(crate) struct Lending {
     lent: RefCell<BTreeMap<LentKey, Lent>>,
     /// The other targets.
     others: RefCell<BTreeMap<TargetId, Weak<Self>>>,
-    /// The last number that was given, and the last one that is recorded; none if that cannot be read.
-    numbers: Cell<Option<(u64, u64)>>,
-    /// Unknown loans up to this number may have been forgotten by a restore.
-    forgotten: u64,
+    /// None if the row cannot be read.
+    numbers: Cell<Option<Numbers>>,
     /// All rows of loans that this target has can be read.
-    knows_all: bool,
+    knows_all: Cell<bool>,
+    /// Loans that this target does not have are to be ended once all of its rows were compared.
+    ends_later: Cell<bool>,
     /// Locked while a loan begins or ends.
     changing: RankedMutex<()>,
     /// The groups of loans that were unused at the last look.
     unused: RefCell<BTreeSet<u64>>,
+}
+
+/// The numbers of the loans of a target.
+#[derive(Clone, Copy, Default)]
+struct Numbers {
+    /// The last one that was given.
+    last: u64,
+    /// The last one that is recorded.
+    recorded: u64,
+    /// Unknown loans up to this one may have been forgotten by a restore.
+    forgotten: u64,
+    /// Rows may name blocks of loans that were dropped, and nobody has looked.
+    has_dropped: bool,
+}
+
+impl Numbers {
+    /// The row.
+    fn put(self, writes: &mut WriteSet) {
+        let Self { recorded: last, forgotten, has_dropped, .. } = self;
+        let (key, value) = Counter::Loans { last, forgotten, has_dropped }.encode();
+        writes.put(key, value);
+    }
 }
 
 /// Puts the loans of a target into its space. Returns false if some row of one cannot be read.
@@ -94,7 +116,7 @@ impl Lending {
             volumes.add_loan(group, &borrowed);
             allocator.space_mut().set_away(group);
         }
-        let (mut lent, mut numbers, mut forgotten) = (BTreeMap::new(), Some((0, 0)), 0);
+        let (mut lent, mut numbers) = (BTreeMap::new(), Some(Numbers::default()));
         let groups = allocator.space().groups();
         for_each(&**kv, all_lent(), |key, value| {
             match (LentKey::decode(key), Lent::decode(value)) {
@@ -112,9 +134,8 @@ impl Lending {
         .await?;
         for_each(&**kv, all_counters(), |key, value| {
             numbers = match Counter::decode(key, value) {
-                Ok(Counter::Loans { last, forgotten: up_to }) => {
-                    forgotten = up_to;
-                    Some((last, last))
+                Ok(Counter::Loans { last, forgotten, has_dropped }) => {
+                    Some(Numbers { last, recorded: last, forgotten, has_dropped })
                 }
                 other => {
                     tracing::error!(?other, "the number of the last loan cannot be read: none is taken");
@@ -134,8 +155,8 @@ impl Lending {
             lent: RefCell::new(lent),
             others: RefCell::default(),
             numbers: Cell::new(numbers),
-            forgotten,
-            knows_all,
+            knows_all: Cell::new(knows_all),
+            ends_later: Cell::new(false),
             changing: RankedMutex::new(ranks::LOAN, ()),
             unused: RefCell::default(),
         }))
@@ -145,6 +166,67 @@ impl Lending {
     fn others(&self) -> Vec<Rc<Self>> {
         let all = self.others.borrow();
         all.values().filter_map(Weak::upgrade).filter(|other| !other.commits.is_stopped()).collect()
+    }
+
+    /// True if rows may name blocks of loans that a repair has dropped, and nobody has looked since.
+    pub(crate) fn has_dropped(&self) -> bool {
+        self.numbers.get().is_none_or(|numbers| numbers.has_dropped)
+    }
+
+    /// True if all loans of this target are known, and no row names blocks of a group without one, which the
+    /// next loan would give to others.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.knows_all.get() && !self.has_dropped() && !self.allocator.has_strays()
+    }
+
+    /// The same, once all rows were compared, if they must be.
+    async fn settle(&self) -> Result<bool, ChunkError> {
+        self.allocator.compare().await?;
+        if self.knows_all.get()
+            && !self.allocator.has_strays()
+            && let Some(numbers) = self.numbers.get().filter(|numbers| numbers.has_dropped)
+        {
+            let (now, mut writes) = (Numbers { has_dropped: false, ..numbers }, WriteSet::new());
+            writes.changes_what_is_there();
+            now.put(&mut writes);
+            self.kv.commit_durable(writes).await?;
+            self.numbers.set(Some(now));
+        }
+        Ok(self.is_settled())
+    }
+
+    /// A repair has looked at all rows: it can read those of all loans, and no other names blocks of a group
+    /// without one.
+    pub(crate) async fn set_settled(&self) -> Result<(), ChunkError> {
+        self.knows_all.set(true);
+        self.allocator.set_strays(false);
+        self.settle().await.map(drop)
+    }
+
+    /// The row that says that rows may name blocks of a loan that is dropped with it.
+    pub(crate) fn put_dropped(&self, writes: &mut WriteSet) {
+        // Without numbers that can be read no loan begins.
+        if let Some(numbers) = self.numbers.get() {
+            Numbers { has_dropped: true, ..numbers }.put(writes);
+        }
+    }
+
+    /// The same in memory.
+    pub(crate) fn set_dropped(&self) {
+        self.allocator.set_strays(true);
+        self.numbers.set(self.numbers.get().map(|numbers| Numbers { has_dropped: true, ..numbers }));
+    }
+
+    /// The row with the numbers is made again: these up to `last` may have been given.
+    pub(crate) async fn set_numbers(&self, last: u64) -> Result<(), ChunkError> {
+        let numbers = Numbers { last, recorded: last, forgotten: last, has_dropped: true };
+        let mut writes = WriteSet::new();
+        writes.reclaims();
+        numbers.put(&mut writes);
+        self.kv.commit_durable(writes).await?;
+        self.allocator.set_strays(true);
+        self.numbers.set(Some(numbers));
+        Ok(())
     }
 
     /// A repair has changed the row of a loan to another target; none if it was deleted.
@@ -158,22 +240,20 @@ impl Lending {
 
     /// A number for a loan, recorded durably.
     async fn number(&self) -> Result<u64, ChunkError> {
-        let Some((last, recorded)) = self.numbers.get() else {
+        let Some(mut numbers) = self.numbers.get() else {
             return Err(ChunkError::Invalid("the number of the last loan cannot be read".into()));
         };
-        let number = last + 1;
-        if number > recorded {
-            let (key, value) = Counter::Loans { last: last + NUMBERS, forgotten: self.forgotten }.encode();
+        numbers.last += 1;
+        if numbers.last > numbers.recorded {
+            numbers.recorded = numbers.last + NUMBERS;
             let mut writes = WriteSet::new();
             // A loan is what makes space.
             writes.changes_what_is_there();
-            writes.put(key, value);
+            numbers.put(&mut writes);
             self.kv.commit_durable(writes).await?;
-            self.numbers.set(Some((number, last + NUMBERS)));
-        } else {
-            self.numbers.set(Some((number, recorded)));
         }
-        Ok(number)
+        self.numbers.set(Some(numbers));
+        Ok(numbers.last)
     }
 
     /// The numbers of the loans that another target has.
@@ -185,8 +265,7 @@ impl Lending {
     /// True if another target has exactly this loan.
     fn has_lent(&self, borrower: TargetId, group: u64, borrowed: &Borrowed) -> bool {
         let key = LentKey { borrower, number: borrowed.number };
-        let same = |lent: &Lent| lent.group == group && lent.loan == borrowed.loan;
-        self.lent.borrow().get(&key).is_some_and(same)
+        self.lent.borrow().get(&key).is_some_and(|lent| lent.is(group, &borrowed.loan))
     }
 
     /// Gets to know the other targets of the pool that serve: those that may lend to this one. Loans of
@@ -200,8 +279,9 @@ impl Lending {
         }
         // A restore may have forgotten some.
         let lent: Vec<u64> = others.iter().flat_map(|other| other.numbers_of(own)).collect();
-        if let Some((last, recorded)) = self.numbers.get() {
-            self.numbers.set(Some((lent.into_iter().fold(last, u64::max), recorded)));
+        if let Some(numbers) = self.numbers.get() {
+            let last = lent.into_iter().fold(numbers.last, u64::max);
+            self.numbers.set(Some(Numbers { last, ..numbers }));
         }
         let loans = self.allocator.space().loans().clone();
         for (group, borrowed) in &loans {
@@ -221,7 +301,7 @@ impl Lending {
         }
         if !others.is_empty() {
             let (env, lending) = (self.env.clone(), Rc::downgrade(self));
-            self.env.spawn("target loans", Box::pin(scoped(return_loans(env, lending))));
+            self.env.spawn("target loans", Box::pin(scoped(look_after(env, lending))));
         }
     }
 
@@ -245,19 +325,27 @@ impl Lending {
     }
 
     /// Has other targets end the loans that this one does not have: a crash has kept it from using them, or
-    /// them from taking them back.
+    /// them from taking them back. That waits if rows are to be compared first, which may name their blocks.
     pub(crate) async fn end_unknown_loans(&self) -> Result<(), ChunkError> {
         let own = self.id;
-        if !self.knows_all {
-            tracing::warn!(target = %own, "some loans cannot be read, so none is ended: `penstock fs check --repair`");
+        self.ends_later.set(!self.allocator.is_compared());
+        if self.ends_later.get() {
             return Ok(());
         }
+        let Some(numbers) = self.numbers.get().filter(|_| self.is_settled()) else {
+            tracing::warn!(target = %own, "some loans cannot be read, so none is ended: `penstock fs check --repair`");
+            return Ok(());
+        };
         let _changing = self.changing.lock().await;
         let has: BTreeSet<(TargetId, u64)> =
             self.allocator.space().loans().values().map(|loan| (loan.lender, loan.number)).collect();
         for other in self.others() {
-            let lent: Vec<LentKey> = other.lent.borrow().keys().copied().collect();
-            for key in lent.into_iter().filter(|key| key.borrower == own && key.number > self.forgotten) {
+            let may_end = |(key, lent): &(&LentKey, &Lent)| {
+                key.borrower == own && key.number > numbers.forgotten && !lent.is_restored
+            };
+            let lent: Vec<LentKey> =
+                other.lent.borrow().iter().filter(may_end).map(|(key, _)| *key).collect();
+            for key in lent {
                 if !has.contains(&(other.id, key.number)) {
                     tracing::info!(lender = %other.id, ?key, "a loan ends that a crash has kept from being used");
                     let _change = self.commits.gate.change().await;
@@ -323,9 +411,11 @@ impl Lending {
     /// Takes a loan, or finds that so many blocks can be reserved now. Returns false if nobody can lend as
     /// many as are needed.
     async fn borrow(&self, wanted: u64) -> Result<bool, ChunkError> {
-        let others = self.others();
-        // The group of a loan that cannot be read may be the next one.
-        if others.is_empty() || !self.knows_all {
+        let mut others = self.others();
+        // Whoever is suspended would keep the caller waiting.
+        others.retain(|other| other.volumes.own().array().suspended().is_none());
+        // The group of a loan that is not known may be the next one.
+        if others.is_empty() || !self.settle().await? {
             return Ok(false);
         }
         let _changing = self.changing.lock().await;
@@ -333,7 +423,8 @@ impl Lending {
             self.allocator.release(wanted);
             return Ok(true);
         }
-        let lacking = wanted.saturating_sub(self.allocator.usage().available_blocks()).max(1);
+        let usage = self.allocator.usage();
+        let lacking = (wanted + usage.headroom_blocks).saturating_sub(usage.free_blocks).max(1);
         let mut lenders: Vec<(u64, Rc<Self>)> =
             others.into_iter().map(|other| (other.allocator.usage().available_blocks(), other)).collect();
         if lenders.iter().map(|(available, _)| available).sum::<u64>() < lacking {
@@ -410,7 +501,7 @@ impl Lending {
         };
         assert_eq!(runs_of(&loan, per_stripe), [run], "{loan:?}");
         let mut writes = WriteSet::new();
-        let lent = Lent { group, loan: loan.clone() };
+        let lent = Lent { group, loan: loan.clone(), is_restored: false };
         writes.put(key.row(), lent.encode());
         self.commits.commit_runs(vec![run], &[], writes).await?;
         // If this fails, it is known here, and ends at the next start.
@@ -470,6 +561,25 @@ impl Lending {
         self.commits.sync().await
     }
 
+    /// The work of every few seconds.
+    async fn look(&self) -> Result<(), ChunkError> {
+        for lender in self.volumes.take_lost() {
+            tracing::error!(target = %self.id, %lender, "a lender does not serve any more");
+            self.part(lender);
+        }
+        // A block that files have may be marked as free before.
+        if !self.allocator.is_compared() || !self.allocator.is_swept() {
+            return Ok(());
+        }
+        if self.has_dropped() {
+            self.settle().await?;
+        }
+        if self.ends_later.get() {
+            self.end_unknown_loans().await?;
+        }
+        self.return_unused_loans().await
+    }
+
     /// Gives loans back of which no block was used for a while.
     async fn return_unused_loans(&self) -> Result<(), ChunkError> {
         let unused: BTreeSet<u64> = self.allocator.space().idle_loans().into_iter().collect();
@@ -508,12 +618,12 @@ impl Lending {
     }
 }
 
-/// Gives unused loans back until the target is gone.
-async fn return_loans(env: Env, lending: Weak<Lending>) {
+/// Looks after the loans until the target is gone.
+async fn look_after(env: Env, lending: Weak<Lending>) {
     loop {
         env.sleep(REST).await;
         let Some(lending) = lending.upgrade().filter(|lending| !lending.commits.is_stopped()) else { return };
-        if let Err(error) = lending.return_unused_loans().await {
+        if let Err(error) = lending.look().await {
             tracing::warn!(%error, "borrowed blocks could not be given back; it will be tried again");
         }
     }

@@ -101,7 +101,7 @@ impl Target {
         commits.accounts.set(accounts);
         let lending = Lending::load(config.id, &commits, knows_all_loans).await?;
         let (_, lent) = lending.blocks();
-        if used < owned + lent || may_hide || !has_all_accounts {
+        if used < owned + lent || may_hide || !has_all_accounts || lending.has_dropped() {
             tracing::error!(used, owned, lent, "blocks of files may be marked as free: all are looked up");
             allocator.must_compare();
         }
@@ -265,7 +265,15 @@ impl Target {
         let _lock = self.cache.exclusive(key).await;
         let chunk = self.cache.get(key).await?;
         chunk.borrow().file().begin(known)?;
-        let without_space = chunk.borrow().without_space(new.first..new.first + to_u32(new.crcs.len()));
+        let blocks = new.first..new.first + to_u32(new.crcs.len());
+        // Those in stripes that cannot be read will get other ones.
+        let is_lost =
+            |block: u64| self.volumes.knows_unreadable(block / self.volumes.stripe_blocks()) == Some(true);
+        let mut without_space = chunk.borrow().without_space(blocks.clone());
+        if self.volumes.lacks_too_much() {
+            without_space.extend(chunk.borrow().with_lost_space(blocks, is_lost));
+            without_space.sort_by_key(|range| range.start);
+        }
         self.allocator.reserve(without_space.iter().map(|range| range.len() as u64).sum())?;
         Ok(self.cache.write(key, &chunk, new, &without_space))
     }

@@ -8,7 +8,7 @@
 use crate::ChunkError;
 use crate::free::{Groups, Run};
 use crate::rows::Borrowed;
-use penstock_array::{Blocks, Discard, Volume};
+use penstock_array::{ArrayError, Blocks, Discard, Volume};
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, FileId, TargetId};
 use penstock_drive::Io;
@@ -34,6 +34,8 @@ pub(crate) struct Volumes {
     loans: RefCell<BTreeMap<u64, Place>>,
     /// The volumes of lenders that serve.
     lenders: RefCell<BTreeMap<TargetId, Volume>>,
+    /// Lenders whose arrays were found closed.
+    lost: RefCell<BTreeSet<TargetId>>,
     /// By file, the lenders to whose volumes was written for it, each with the number of the last write. Only
     /// a flush that began after that write takes it out, when it is done.
     written: RefCell<BTreeMap<FileId, BTreeMap<TargetId, u64>>>,
@@ -48,6 +50,7 @@ impl Volumes {
             groups: Rc::new(Cell::new(groups)),
             loans: RefCell::default(),
             lenders: RefCell::default(),
+            lost: RefCell::default(),
             written: RefCell::default(),
             writes: Cell::new(0),
         })
@@ -83,6 +86,25 @@ impl Volumes {
         self.lenders.borrow_mut().remove(&lender);
         let mut loans = self.loans.borrow_mut();
         loans.values_mut().filter(|place| place.lender == lender).for_each(|place| place.is_there = false);
+    }
+
+    /// Lenders whose arrays were found closed since the last call.
+    pub(crate) fn take_lost(&self) -> BTreeSet<TargetId> {
+        self.lost.take()
+    }
+
+    /// The error of an operation on a volume. If a lender's array is closed, nothing more is read or written
+    /// there: the own one is not.
+    fn error(&self, volume: &Volume, error: ArrayError) -> ChunkError {
+        let is_it = |(_, other): &(&TargetId, &Volume)| Rc::ptr_eq(other.array(), volume.array());
+        let lender = self.lenders.borrow().iter().find(is_it).map(|(lender, _)| *lender);
+        match (lender, error) {
+            (Some(lender), ArrayError::Closed) => {
+                self.lost.borrow_mut().insert(lender);
+                ChunkError::LenderAway { lender }
+            }
+            (_, error) => error.into(),
+        }
     }
 
     /// The lender of a loan knows of it. Returns true if it serves too: then the blocks can be used.
@@ -155,11 +177,11 @@ impl Volumes {
     pub(crate) async fn read(&self, block: u64, count: u64, io: Io) -> Result<Blocks, ChunkError> {
         let parts = self.parts((block, count))?;
         if let [(volume, first, count)] = &parts[..] {
-            return Ok(volume.read(*first, *count, io).await?);
+            return volume.read(*first, *count, io).await.map_err(|error| self.error(volume, error));
         }
         let mut all = Blocks::default();
         for (volume, first, count) in parts {
-            let part = volume.read(first, count, io).await?;
+            let part = volume.read(first, count, io).await.map_err(|error| self.error(&volume, error))?;
             all.parts.extend(part.parts);
             all.crcs.extend(part.crcs);
         }
@@ -182,7 +204,7 @@ impl Volumes {
             let written = volume
                 .write(first, &data.slice(done * BLOCK_BYTES..next * BLOCK_BYTES), &crcs[done..next])
                 .await;
-            written?;
+            written.map_err(|error| self.error(&volume, error))?;
             self.note(file, block + done as u64);
             done = next;
         }
@@ -200,7 +222,7 @@ impl Volumes {
         io: Io,
     ) -> Result<(), ChunkError> {
         let (volume, at) = self.at(stripe)?;
-        volume.write_fresh(at, data, crcs, io).await?;
+        volume.write_fresh(at, data, crcs, io).await.map_err(|error| self.error(&volume, error))?;
         self.note(file, stripe * self.stripe_blocks());
         Ok(())
     }
@@ -253,7 +275,8 @@ impl Volumes {
     async fn flush_lenders(&self, lenders: &BTreeSet<TargetId>) -> Result<(), ChunkError> {
         for lender in lenders {
             let volume = self.lenders.borrow().get(lender).cloned();
-            volume.ok_or(ChunkError::LenderAway { lender: *lender })?.flush().await?;
+            let volume = volume.ok_or(ChunkError::LenderAway { lender: *lender })?;
+            volume.flush().await.map_err(|error| self.error(&volume, error))?;
         }
         Ok(())
     }
@@ -269,7 +292,8 @@ impl Volumes {
         let (mut left, mut first) = (Vec::new(), stripe);
         for (volume, block, blocks) in self.parts((stripe * per_stripe, count * per_stripe))? {
             let (at, stripes) = (block / per_stripe, blocks / per_stripe);
-            let of_part = volume.discard(at, stripes, how).await?;
+            let of_part =
+                volume.discard(at, stripes, how).await.map_err(|error| self.error(&volume, error))?;
             left.extend(of_part.into_iter().map(|stripe| stripe - at + first));
             first += stripes;
         }
@@ -319,7 +343,7 @@ impl Volumes {
     /// As [`Volume::look_at`].
     pub(crate) async fn look_at(&self, stripe: u64) -> Result<(), ChunkError> {
         match self.at(stripe) {
-            Ok((volume, at)) => Ok(volume.look_at(at).await?),
+            Ok((volume, at)) => volume.look_at(at).await.map_err(|error| self.error(&volume, error)),
             // That is known.
             Err(_) => Ok(()),
         }
@@ -333,7 +357,7 @@ impl Volumes {
     /// As [`Volume::is_unwritten`].
     pub(crate) async fn is_unwritten(&self, stripe: u64) -> Result<bool, ChunkError> {
         match self.at(stripe) {
-            Ok((volume, at)) => Ok(volume.is_unwritten(at).await?),
+            Ok((volume, at)) => volume.is_unwritten(at).await.map_err(|error| self.error(&volume, error)),
             Err(_) => Ok(false),
         }
     }
@@ -352,7 +376,8 @@ impl Volumes {
                 continue;
             }
             let there = wanted.start - first + stripes.start..wanted.end - first + stripes.start;
-            let found = volume.written_in(there, most - written.len()).await?;
+            let found = volume.written_in(there, most - written.len()).await;
+            let found = found.map_err(|error| self.error(&volume, error))?;
             written.extend(found.into_iter().map(|stripe| stripe - stripes.start + first));
         }
         assert!(written.len() <= most && written.is_sorted(), "the first {most} in order");

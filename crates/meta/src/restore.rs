@@ -11,6 +11,7 @@ use crate::error::MetaError;
 use crate::names::INO_RUN;
 use crate::rows::{FsRow, Home, StoreRow, fs_key, store_key};
 use crate::{LAST_INO, ROOT, store};
+use penstock_base::num::number_by_time;
 use penstock_base::{DecodeError, Ino, TargetId};
 use penstock_chunk::copies::Names;
 use penstock_kv::{Kv, WriteSet};
@@ -25,8 +26,6 @@ const QUEUED_SINCE: u64 = 1 << 48;
 /// Inode numbers that are reserved for the files of newer blocks: many more than there are targets, so that
 /// no opening takes these files for new ones that a crash has lost.
 const FOR_NEWER: u64 = 16 * INO_RUN;
-/// The beginning of 2020, in seconds since 1970.
-const IN_2020: u32 = 1_577_836_800;
 
 /// True for a row that a copy has.
 pub fn is_copied(key: &[u8]) -> bool {
@@ -53,7 +52,7 @@ impl RestoredNames {
     /// given.
     pub fn new(home: Home, kept_stripes: u16, newer: Ino, now_s: u32) -> Self {
         // As many numbers a second as an opening leaves out, and far below the highest that a row may have.
-        let queued = u64::from(now_s.saturating_sub(IN_2020).min(1 << 28)) << 32;
+        let queued = number_by_time(now_s);
         Self { home, kept_stripes, newer, queued, store: None, fs: None }
     }
 
@@ -129,8 +128,8 @@ impl Names for RestoredNames {
         Ok(self.rows()?.1.map_or(self.newer, |fs| Ino(Self::reserved(fs))))
     }
 
-    fn has_others(&self) -> bool {
-        self.home.is_one_of_several
+    fn loans(&self) -> Option<u64> {
+        self.home.is_one_of_several.then_some(self.queued)
     }
 
     fn last(&self) -> Result<WriteSet, DecodeError> {
@@ -226,6 +225,8 @@ mod tests {
         let (one, next) = (queued(1_800_000_000), queued(1_800_000_060));
         assert!(one > QUEUED_SINCE && next == one + (60 << 32), "{one} {next}");
         assert!(queued(u32::MAX) < 1 << 61);
+        let loans = |now_s| RestoredNames::new(home, 2, Ino(0), now_s).loans().unwrap();
+        assert!(loans(1_800_000_060) > loans(1_800_000_000));
     }
 
     #[test]

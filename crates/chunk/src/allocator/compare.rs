@@ -16,9 +16,21 @@ use penstock_array::ArrayError;
 use penstock_kv::Pages;
 
 impl Allocator {
-    /// Files have more blocks than are counted as used.
+    /// Files have more blocks than are counted as used, or may have blocks of loans that were dropped.
     pub(crate) fn must_compare(&self) {
         self.is_compared.set(false);
+        self.has_strays.set(true);
+    }
+
+    /// True if rows of files may name blocks of a borrowed group without a loan. A loan of that group would
+    /// give them to others.
+    pub(crate) fn has_strays(&self) -> bool {
+        self.has_strays.get()
+    }
+
+    /// Somebody has looked at all rows, or a loan was dropped.
+    pub(crate) fn set_strays(&self, has_strays: bool) {
+        self.has_strays.set(has_strays);
     }
 
     /// True if no comparison must be made, or it is over.
@@ -37,31 +49,53 @@ impl Allocator {
             return Ok(());
         }
         let _one = self.sweeping.lock().await;
+        let mut has_strays = false;
         for range in [all_maps(), all_lent()] {
-            self.compare_rows(range).await?;
+            has_strays |= self.compare_rows(range).await?;
         }
-        self.is_compared.set(true);
+        // A repair may have gone on meanwhile, which says itself what it has found.
+        if !self.is_compared.replace(true) {
+            self.has_strays.set(has_strays);
+        }
         Ok(())
     }
 
-    /// Compares the blocks of all rows of a range with their bits, unless a repair does.
-    async fn compare_rows(&self, range: penstock_kv::Range) -> Result<(), ChunkError> {
-        let mut pages = Pages::new(&*self.kv, range);
+    /// Compares the blocks of all rows of a range with their bits, unless a repair does. Returns true if one
+    /// names blocks of a borrowed group without a loan.
+    async fn compare_rows(&self, range: penstock_kv::Range) -> Result<bool, ChunkError> {
+        let (mut pages, mut has_strays) = (Pages::new(&*self.kv, range), false);
         while !self.is_compared.get() {
             if self.closed.get() {
                 return Err(ArrayError::Closed.into());
             }
             let rows = pages.next().await?;
             for (key, value) in &rows {
+                has_strays |= self.names_no_loan(key, value);
                 for run in self.runs_of(key, value) {
                     self.compare_run(key, run).await?;
                 }
             }
             if rows.is_empty() {
-                return Ok(());
+                break;
             }
         }
-        Ok(())
+        Ok(has_strays)
+    }
+
+    /// True if a row of a map names blocks behind the volume that are in no loan.
+    fn names_no_loan(&self, key: &[u8], value: &[u8]) -> bool {
+        let Ok((_, row)) = read_row(key, value) else { return false };
+        let space = self.space();
+        let is_stray = |block: u64| {
+            let group = space.groups().of_block(block);
+            group >= space.groups().own() && !space.loans().contains_key(&group)
+        };
+        row.extents.iter().any(|extent| {
+            extent.count > 0
+                && [extent.block, extent.block.saturating_add(u64::from(extent.count) - 1)]
+                    .into_iter()
+                    .any(is_stray)
+        })
     }
 
     /// The runs that the row of a map owns, or that of a loan to another target; none if it cannot be read,

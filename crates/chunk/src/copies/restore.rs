@@ -47,8 +47,9 @@ pub trait Names {
     /// The number that the file of all newer blocks gets. All rows were seen.
     fn number(&self) -> Result<Ino, DecodeError>;
 
-    /// True in a store of several targets.
-    fn has_others(&self) -> bool;
+    /// In a store of several targets, the number of a loan up to which others may have been given by the time
+    /// of the restore, whatever the copy says: an earlier restore may have gone on from the same copy.
+    fn loans(&self) -> Option<u64>;
 
     /// The rows that are written last.
     fn last(&self) -> Result<WriteSet, DecodeError>;
@@ -507,7 +508,7 @@ async fn fill(
             } else if let (Ok(_), Ok(lent)) = (LentKey::decode(key), Lent::decode(value)) {
                 // They are the borrower's, old or new. A repair keeps what the borrower does not know of.
                 ages.claimed.extend(runs_of(&lent.loan, volume.stripe_blocks()));
-                writer.put(key.to_vec(), value.to_vec()).await?;
+                writer.put(key.to_vec(), Lent { is_restored: true, ..lent }.encode()).await?;
             } else if Borrowed::group_of(key).is_ok() {
                 // Nobody knows what was written there since: a repair collects it on the lender.
             } else if let Ok(Counter::Loans { last, .. }) = Counter::decode(key, value) {
@@ -517,9 +518,9 @@ async fn fill(
             }
         }
     }
-    if names.has_others() {
-        let last = loans.saturating_add(LOANS_SINCE).min(MOST_LOANS);
-        let (key, value) = Counter::Loans { last, forgotten: last }.encode();
+    if let Some(by_time) = names.loans() {
+        let last = loans.saturating_add(LOANS_SINCE).max(by_time).min(MOST_LOANS);
+        let (key, value) = Counter::Loans { last, forgotten: last, has_dropped: false }.encode();
         writer.put(key, value).await?;
     }
     let newer = names.number()?;

@@ -25,8 +25,8 @@ const STORE: [u8; 1] = [0];
 struct Rows(Vec<(Vec<u8>, Vec<u8>)>);
 
 impl Names for Rows {
-    fn has_others(&self) -> bool {
-        false
+    fn loans(&self) -> Option<u64> {
+        None
     }
 
     fn row(&mut self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, DecodeError> {

@@ -43,13 +43,6 @@ impl Groups {
         self.blocks.div_ceil(self.blocks_each)
     }
 
-    /// The groups from which blocks are taken, in this order: those of the volume, and, if loans count too,
-    /// the borrowed ones.
-    pub(crate) fn sources(self, with_loans: bool) -> impl Iterator<Item = Range<u64>> {
-        let borrowed = self.own()..if with_loans { self.count() } else { self.own() };
-        [0..self.own(), borrowed].into_iter().filter(|groups| !groups.is_empty())
-    }
-
     /// The stripes of some groups that follow each other, and the gap behind the volume.
     pub(crate) fn stripes_of(self, groups: Range<u64>) -> Range<u64> {
         let each = self.blocks_each / self.stripe_blocks;

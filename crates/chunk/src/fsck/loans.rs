@@ -5,6 +5,7 @@ use super::Fsck;
 use crate::ChunkError;
 use crate::free::{all_bits, is_on, runs_of};
 use crate::rows::{Borrowed, Lent, LentKey};
+use penstock_base::FindingKind;
 use penstock_kv::WriteSet;
 
 impl Fsck<'_> {
@@ -21,8 +22,10 @@ impl Fsck<'_> {
         let is_free = |(first, count): &(u64, u64)| {
             let is_of_another =
                 of_others.iter().any(|(start, len)| *start < first + count && *first < start + len);
-            // Blocks that were free since may have been written by others.
-            let is_kept = |block: u64| survey.marked.get(block) && !survey.file_has(block);
+            // Blocks that were free since may have been written by others. Those of groups whose bits cannot
+            // be read were never free: such a group is suspect.
+            let is_bad = |block: u64| survey.bad_groups.contains(&survey.groups.of_block(block));
+            let is_kept = |block: u64| (survey.marked.get(block) || is_bad(block)) && !survey.file_has(block);
             !is_of_another && (*first..first + count).all(is_kept)
         };
         Ok(runs.iter().all(is_free))
@@ -92,10 +95,35 @@ impl Fsck<'_> {
 
     /// Drops a loan that its lender does not have. What files have of it is cut from them next.
     pub async fn drop_loan(&self, group: u64) -> Result<(), ChunkError> {
+        // A stripe of it may be in a discard, or a row on its way to the memory.
+        let _no_discard = self.allocator.pause_discards().await;
+        let _no_load = self.allocator.pause_loads().await;
         let mut writes = WriteSet::new();
         writes.delete(Borrowed::key(group));
+        self.lending.put_dropped(&mut writes);
         self.commit_repair(&mut writes).await?;
+        self.lending.set_dropped();
         self.drop_from_memory(group);
+        Ok(())
+    }
+
+    /// The row with the numbers of loans cannot be read, and is made again: those up to `last` may have been
+    /// given.
+    pub async fn put_numbers(&self, last: u64) -> Result<(), ChunkError> {
+        self.lending.set_numbers(last).await
+    }
+
+    /// The target can borrow again, if it could not and nothing is left that keeps it from that. A repair is
+    /// over.
+    pub async fn settle_loans(&self) -> Result<(), ChunkError> {
+        if self.lending.is_settled() {
+            return Ok(());
+        }
+        let check = self.survey().await?.check;
+        let has_strays = check.findings.counts.contains_key(&FindingKind::ExtentBeyondVolume);
+        if check.loans.borrowed.values().all(Option::is_some) && !has_strays {
+            self.lending.set_settled().await?;
+        }
         Ok(())
     }
 

@@ -65,6 +65,8 @@ pub struct TargetLoans {
     pub lent: BTreeMap<LentKey, Lent>,
     /// Keys of rows of such loans that cannot be read.
     pub bad_lent: Vec<Vec<u8>>,
+    /// The row with the numbers of loans cannot be read.
+    pub has_bad_numbers: bool,
 }
 
 /// Contents of the rows of a target, as a check and a repair use them.
@@ -276,7 +278,13 @@ impl Survey {
     fn see_counter(&mut self, key: &[u8], value: &[u8]) {
         if let Err(error) = Counter::decode(key, value) {
             let text = format!("row {}: {error}", hex(key));
-            self.check.findings.add_hopeless(FindingKind::BadLoanRow, None, text);
+            self.check.loans.has_bad_numbers = true;
+            match error {
+                DecodeError::Unknown { .. } => {
+                    self.check.findings.add_hopeless(FindingKind::BadLoanRow, None, text)
+                }
+                _ => self.check.findings.add(FindingKind::BadLoanRow, None, text),
+            }
         }
     }
 

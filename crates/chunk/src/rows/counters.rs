@@ -27,6 +27,9 @@ pub enum Counter {
         /// Loans up to this number that the target does not have may have been forgotten by a restore. Only a
         /// repair ends them.
         forgotten: u64,
+        /// A repair has dropped loans, and rows of files may still name their blocks: no loan begins until
+        /// somebody has looked.
+        has_dropped: bool,
     },
 }
 
@@ -40,8 +43,8 @@ impl Counter {
                 enc.u64(sequence).u64(closed);
                 row_key(SEQUENCE, &[family.into()])
             }
-            Self::Loans { last, forgotten } => {
-                enc.u64(last).u64(forgotten);
+            Self::Loans { last, forgotten, has_dropped } => {
+                enc.u64(last).u64(forgotten).u8(has_dropped.into());
                 row_key(LOANS, &[])
             }
         };
@@ -73,7 +76,8 @@ impl Counter {
                 if forgotten > last {
                     return Err(dec.bad("loans that were never given"));
                 }
-                Self::Loans { last, forgotten }
+                let has_dropped = dec.boolean("dropped loans")?;
+                Self::Loans { last, forgotten, has_dropped }
             }
         };
         dec.end()?;

@@ -39,6 +39,16 @@ pub struct Lent {
     pub group: u64,
     /// The blocks.
     pub loan: Loan,
+    /// The row was restored from a copy: the loan may have ended since, and its blocks may be of others. If
+    /// the borrower does not have it, only a repair ends it.
+    pub is_restored: bool,
+}
+
+impl Lent {
+    /// True if the borrower's row agrees with it.
+    pub fn is(&self, group: u64, loan: &Loan) -> bool {
+        self.group == group && self.loan == *loan
+    }
 }
 
 /// A loan, as its borrower has it. The row also has the bits of its blocks, in the place of an allocation
@@ -83,7 +93,7 @@ impl Lent {
     /// Encodes the value of the lender's row.
     pub fn encode(&self) -> Vec<u8> {
         let mut enc = Enc::new();
-        enc.u8(FORMAT).u64(self.group);
+        enc.u8(FORMAT).u8(self.is_restored.into()).u64(self.group);
         self.loan.put(&mut enc);
         enc.finish()
     }
@@ -93,9 +103,9 @@ impl Lent {
         let mut dec = Dec::new("row of a loan to another target", value);
         let format = dec.u8()?;
         dec.check_format(format, FORMAT)?;
-        let (group, loan) = (dec.u64()?, Loan::take(&mut dec)?);
+        let (is_restored, group, loan) = (dec.boolean("restored row")?, dec.u64()?, Loan::take(&mut dec)?);
         dec.end()?;
-        Ok(Self { group, loan })
+        Ok(Self { group, loan, is_restored })
     }
 }
 

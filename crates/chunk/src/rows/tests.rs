@@ -29,9 +29,9 @@ fn loans_are_as_in_the_first_release() {
     let gaps = "02000000000000000100000004000000020000 00".replace(' ', "");
     let bits = "0500000000000000".to_owned() + "00000000000000000100000000000000";
     let key = LentKey { borrower: TargetId(5), number: 77 };
-    let lent = Lent { group: 6, loan: loan.clone() };
+    let lent = Lent { group: 6, loan: loan.clone(), is_restored: true };
     assert_eq!(hex(&key.row()), "240000000000000005000000000000004d");
-    assert_eq!(hex(&lent.encode()), format!("010600000000000000090000000000000003000000{gaps}"));
+    assert_eq!(hex(&lent.encode()), format!("01010600000000000000090000000000000003000000{gaps}"));
     assert_eq!((LentKey::decode(&key.row()), Lent::decode(&lent.encode())), (Ok(key), Ok(lent.clone())));
     let borrowed = Borrowed { lender: TargetId(4), number: 77, loan };
     assert_eq!(hex(&Borrowed::key(6)), "280000000000000006");
@@ -49,7 +49,7 @@ fn loans_are_as_in_the_first_release() {
     for len in 0..of_borrower.len() {
         assert!(Borrowed::decode(&of_borrower[..len]).is_err(), "the first {len} bytes");
     }
-    let with = |loan: Loan| Lent::decode(&Lent { group: 6, loan }.encode());
+    let with = |loan: Loan| Lent::decode(&Lent { group: 6, loan, is_restored: false }.encode());
     for (stripe, stripes, gaps) in [
         (9, 0, vec![]),
         (u64::MAX, 1, vec![]),
@@ -73,7 +73,11 @@ fn counters_are_as_in_the_first_release() {
     let sequence = Counter::Sequence { family: 9, sequence: 7, closed: 6 };
     for (counter, wanted_key, wanted) in [
         (sequence, "250000000000000009", "0107000000000000000600000000000000"),
-        (Counter::Loans { last: 77, forgotten: 6 }, "26", "014d000000000000000600000000000000"),
+        (
+            Counter::Loans { last: 77, forgotten: 6, has_dropped: true },
+            "26",
+            "014d00000000000000060000000000000001",
+        ),
     ] {
         let (key, value) = counter.encode();
         assert_eq!((hex(&key).as_str(), hex(&value).as_str()), (wanted_key, wanted));
@@ -89,7 +93,7 @@ fn counters_are_as_in_the_first_release() {
     }
     let (key, value) = Counter::Sequence { family: 9, sequence: 7, closed: 7 }.encode();
     assert!(Counter::decode(&key, &value).is_err(), "what is written now is closed");
-    let (key, value) = Counter::Loans { last: 6, forgotten: 7 }.encode();
+    let (key, value) = Counter::Loans { last: 6, forgotten: 7, has_dropped: false }.encode();
     assert!(Counter::decode(&key, &value).is_err(), "loans that were never given");
 }
 

@@ -93,7 +93,7 @@ fn loan() -> Loan {
 pub(super) const LENT: Decoder = Decoder {
     name: "lent-row",
     most_bytes: 128,
-    seeds: || vec![Lent { group: 7, loan: loan() }.encode()],
+    seeds: || vec![Lent { group: 7, loan: loan(), is_restored: false }.encode()],
     seal: unsealed,
     check: |bytes| agrees(bytes, &SAME, Lent::decode, Lent::encode),
 };
@@ -187,7 +187,7 @@ pub(super) const COUNTER: Decoder = Decoder {
     most_bytes: 64,
     seeds: || {
         let sequence = chunk::Counter::Sequence { family: 1, sequence: 7, closed: 6 };
-        [sequence, chunk::Counter::Loans { last: 9, forgotten: 2 }]
+        [sequence, chunk::Counter::Loans { last: 9, forgotten: 2, has_dropped: true }]
             .map(|counter| joined(&counter.encode()))
             .to_vec()
     },

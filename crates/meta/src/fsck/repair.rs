@@ -16,6 +16,7 @@ use crate::error::MetaError;
 use crate::inode::{DIRECTORY, Data, FileKind, Inode};
 use crate::rows::removed_key;
 use crate::{LINK_MAX, ROOT};
+use penstock_base::num::number_by_time;
 use penstock_base::{BLOCK_BYTES, FileId, FindingKind as Kind, Ino, MAX_FILE_BYTES, TargetId};
 use penstock_chunk::{self as chunk, ChunkKey, Lent, MapRow, Owned, chunks_of_a_file};
 use penstock_kv::WriteSet;
@@ -91,6 +92,10 @@ impl Fsck<'_> {
             }
             let next = diagnosis.fixes.iter().find(|(kind, _)| !stuck.contains(kind));
             let Some((kind, fixes)) = next.map(|(kind, fixes)| (*kind, fixes.clone())) else {
+                self.chunks.settle_loans().await?;
+                for (_, chunks) in &self.others {
+                    chunks.settle_loans().await?;
+                }
                 repair.suspects = paths::find(self.turn.kv(), &suspects).await?;
                 repair.after = self.summary(&diagnosis).await?;
                 break;
@@ -173,6 +178,10 @@ impl Fsck<'_> {
                 self.any(borrower).put_loan(group, borrowed).await?;
             }
             LoanFix::DropLoan { borrower, group } => self.any(borrower).drop_loan(group).await?,
+            LoanFix::PutNumbers { borrower, highest } => {
+                let now_s = u32::try_from(self.turn.now_ns() / 1_000_000_000).unwrap_or(u32::MAX);
+                self.any(borrower).put_numbers(highest.max(number_by_time(now_s))).await?;
+            }
         }
         Ok(())
     }

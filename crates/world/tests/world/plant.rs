@@ -196,7 +196,7 @@ impl Rows {
             Kind::LoanDisagrees => {
                 let key = LentKey { borrower: TargetId(0), number: 5 };
                 let loan = Loan { stripe: 20, stripes: 1, gaps: Vec::new() };
-                self.put(key.row(), Lent { group: 1000, loan }.encode()).await;
+                self.put(key.row(), Lent { group: 1000, loan, is_restored: false }.encode()).await;
             }
             Kind::InodeReservationTooLow => {
                 self.patch(key(0x01, &[0]), 73..81, &(root.ino.0 + 1).to_le_bytes()).await;

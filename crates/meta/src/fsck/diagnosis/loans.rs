@@ -18,6 +18,8 @@ pub(crate) enum LoanFix {
     PutLoan { borrower: TargetId, group: u64, borrowed: Borrowed },
     /// Delete the borrower's row, which cannot be read and which nobody knows.
     DropLoan { borrower: TargetId, group: u64 },
+    /// Make the row with the numbers of loans again: none that others know has a higher one.
+    PutNumbers { borrower: TargetId, highest: u64 },
 }
 
 /// A fault of a loan, with its repair. One that its target has found already has no text.
@@ -54,16 +56,31 @@ impl Loans {
                 None => self.check_bad_loan(*target, *group, are_all),
             }));
             found.extend(of.lent.iter().filter_map(|(key, lent)| self.check_lent(*target, *key, lent)));
+            found.extend((of.has_bad_numbers && are_all).then(|| self.new_numbers(*target)));
         }
         found
     }
 
+    /// The row with the numbers of loans cannot be read, which its target has found.
+    fn new_numbers(&self, borrower: TargetId) -> Found {
+        let lent = self.0.values().flat_map(|of| of.lent.keys()).filter(|key| key.borrower == borrower);
+        let highest = lent.map(|key| key.number).max().unwrap_or(0);
+        let fix = LoanFix::PutNumbers { borrower, highest };
+        Found { kind: Kind::BadLoanRow, text: None, fix }
+    }
+
     /// The row of a loan cannot be read, which its target has found.
     fn check_bad_loan(&self, borrower: TargetId, group: u64, are_all: bool) -> Option<Found> {
-        let fix = match self.lent_as(borrower, group) {
+        // A target that is away may have lent the group of this number last, or one whose row of it cannot be
+        // read: then nobody knows which blocks it has.
+        if !are_all {
+            return None;
+        }
+        let is_of_another = |key: &Vec<u8>| LentKey::decode(key).is_ok_and(|key| key.borrower != borrower);
+        let are_known = self.0.values().flat_map(|of| &of.bad_lent).all(is_of_another);
+        let fix = match self.lent_as(borrower, group).filter(|_| are_known) {
             Some(borrowed) => LoanFix::PutLoan { borrower, group, borrowed },
-            None if are_all => LoanFix::DropLoan { borrower, group },
-            None => return None,
+            None => LoanFix::DropLoan { borrower, group },
         };
         Some(Found { kind: Kind::BadLoanRow, text: None, fix })
     }
@@ -71,10 +88,10 @@ impl Loans {
     fn check_loan(&self, borrower: TargetId, group: u64, borrowed: &Borrowed) -> Option<Found> {
         let lender = self.0.get(&borrowed.lender)?;
         let key = LentKey { borrower, number: borrowed.number };
-        let lent = Lent { group, loan: borrowed.loan.clone() };
-        if lender.lent.get(&key) == Some(&lent) {
+        if lender.lent.get(&key).is_some_and(|lent| lent.is(group, &borrowed.loan)) {
             return None;
         }
+        let lent = Lent { group, loan: borrowed.loan.clone(), is_restored: false };
         let text = format!(
             "target {borrower} has blocks from stripe {} of target {} on loan, which knows nothing of it",
             lent.loan.stripe, borrowed.lender
@@ -115,5 +132,71 @@ impl Loans {
         let all: Vec<Borrowed> = self.0.iter().flat_map(of_target).collect();
         // Of several nobody knows which it was.
         <[Borrowed; 1]>::try_from(all).ok().map(|[only]| only)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_chunk::rows::Loan;
+
+    const BORROWER: TargetId = TargetId(0);
+
+    fn loan(stripe: u64) -> Loan {
+        Loan { stripe, stripes: 2, gaps: Vec::new() }
+    }
+
+    fn lent(number: u64, stripe: u64) -> (LentKey, Lent) {
+        let key = LentKey { borrower: BORROWER, number };
+        (key, Lent { group: 9, loan: loan(stripe), is_restored: false })
+    }
+
+    /// The loans of a lender, and keys of rows that cannot be read.
+    type Lender = (Vec<(LentKey, Lent)>, Vec<Vec<u8>>);
+
+    /// A borrower with a row of group 9 that cannot be read, and two others with these loans and bad rows.
+    fn fixes(count: u32, others: [Lender; 2]) -> Vec<LoanFix> {
+        let mut loans = Loans::default();
+        loans.see(BORROWER, TargetLoans { borrowed: [(9, None)].into(), ..TargetLoans::default() });
+        for (target, (lent, bad_lent)) in [TargetId(1), TargetId(2)].into_iter().zip(others) {
+            let lent = lent.into_iter().collect();
+            loans.see(target, TargetLoans { lent, bad_lent, ..TargetLoans::default() });
+        }
+        loans.check(count).into_iter().map(|found| found.fix).collect()
+    }
+
+    /// Regression: an older loan of the same group took the place of one whose lender was away, or whose row
+    /// could not be read there either.
+    #[test]
+    fn a_row_that_cannot_be_read_is_made_again_only_if_nobody_else_may_have_lent_it() {
+        let put = |number, stripe| LoanFix::PutLoan {
+            borrower: BORROWER,
+            group: 9,
+            borrowed: Borrowed { lender: TargetId(1), number, loan: loan(stripe) },
+        };
+        let drop = [LoanFix::DropLoan { borrower: BORROWER, group: 9 }];
+        let (one, nothing) = (|| (vec![lent(3, 5)], vec![]), || (vec![], vec![]));
+        assert_eq!(fixes(3, [one(), nothing()]), [put(3, 5)]);
+        assert_eq!(fixes(4, [one(), nothing()]), [], "a target is away");
+        assert_eq!(fixes(3, [one(), (vec![lent(4, 7)], vec![])]), drop, "which of both?");
+        assert_eq!(fixes(3, [nothing(), nothing()]), drop);
+        let bad = LentKey { borrower: BORROWER, number: 4 }.row();
+        let found = fixes(3, [one(), (vec![], vec![bad.clone()])]);
+        assert!(found.contains(&drop[0]) && !found.contains(&put(3, 5)), "{found:?}");
+        let of_another = LentKey { borrower: TargetId(2), number: 4 }.row();
+        assert!(fixes(3, [one(), (vec![], vec![of_another])]).contains(&put(3, 5)));
+    }
+
+    #[test]
+    fn numbers_go_on_behind_those_that_others_know() {
+        let mut loans = Loans::default();
+        loans.see(BORROWER, TargetLoans { has_bad_numbers: true, ..TargetLoans::default() });
+        assert!(loans.check(2).is_empty(), "a target is away");
+        loans.see(
+            TargetId(1),
+            TargetLoans { lent: [lent(3, 5), lent(8, 9)].into(), ..TargetLoans::default() },
+        );
+        let fixes: Vec<LoanFix> = loans.check(2).into_iter().map(|found| found.fix).collect();
+        assert!(fixes.contains(&LoanFix::PutNumbers { borrower: BORROWER, highest: 8 }), "{fixes:?}");
     }
 }

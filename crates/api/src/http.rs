@@ -307,6 +307,8 @@ fn router(api: Api) -> Router {
         .route("/v1/pools/{name}", get(pool).post(pool_set))
         .route("/v1/stacks", get(stacks))
         .route("/v1/stacks/{number}", get(stack))
+        .route("/v1/targets/{number}/files", get(target_files))
+        .route("/v1/targets/{number}/forget", post(target_forget))
         .route("/v1/arrays", get(arrays))
         .route("/v1/arrays/{id}", get(array))
         .route("/v1/arrays/{id}/rebuild", post(array_rebuild))
@@ -655,6 +657,20 @@ async fn fs_set_layout(
         instance.node().set_layout(&path, penstock_node::WantedLayout { count, turn }).await
     };
     api.on_worker(set).await.map(Json)
+}
+
+async fn target_files(
+    State(api): State<Api>,
+    UrlPath(number): UrlPath<u32>,
+) -> Answer<penstock_node::TargetFilesReport> {
+    api.on_worker(move |instance| async move { instance.node().files_on(number).await }).await.map(Json)
+}
+
+async fn target_forget(
+    State(api): State<Api>,
+    UrlPath(number): UrlPath<u32>,
+) -> Answer<penstock_node::TargetFilesReport> {
+    api.on_worker(move |instance| async move { instance.node().forget_target(number).await }).await.map(Json)
 }
 
 async fn fs_damaged(

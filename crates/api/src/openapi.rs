@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Path, method, summary, and the name of its path parameter if it has one.
-const OPERATIONS: [(&str, &str, &str, Option<&str>); 33] = [
+const OPERATIONS: [(&str, &str, &str, Option<&str>); 35] = [
     ("/v1/status", "get", "Health, drives, arrays, mounts", None),
     (
         "/v1/events",
@@ -31,6 +31,18 @@ const OPERATIONS: [(&str, &str, &str, Option<&str>); 33] = [
     ),
     ("/v1/stacks", "get", "All stacks, with their targets", None),
     ("/v1/stacks/{number}", "get", "One stack", Some("number")),
+    (
+        "/v1/targets/{number}/files",
+        "get",
+        "Files that may have something on a target that does not serve",
+        Some("number"),
+    ),
+    (
+        "/v1/targets/{number}/forget",
+        "post",
+        "Gives up a target that does not serve, with its data: it never serves again, and nothing waits for it",
+        Some("number"),
+    ),
     ("/v1/arrays", "get", "All arrays", None),
     ("/v1/arrays/{id}", "get", "One array, by id or name", Some("id")),
     (

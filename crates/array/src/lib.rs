@@ -85,4 +85,5 @@ pub use place::{MemberNo, MemberSet, Position, Positions};
 pub use report::{ArrayState, Report};
 pub use site::Site;
 pub use stripes::changes::BlockChanges;
+pub use table_memory::TABLE_BYTES;
 pub use volume::Volume;

@@ -9,7 +9,7 @@ use std::rc::{Rc, Weak};
 
 /// Memory for pages of stripe tables unless said otherwise: with stripes of 4 MiB whose strips are where they
 /// belong, it holds the table of 64 TiB.
-const DEFAULT: usize = 128 << 20;
+pub const TABLE_BYTES: usize = 128 << 20;
 
 /// The pages of one table.
 pub(crate) trait PagesInMemory {
@@ -27,7 +27,7 @@ pub(crate) struct TableMemory {
 impl TableMemory {
     /// So many bytes; as many as suit most stores if none is given.
     pub(crate) fn new(most: Option<usize>) -> Rc<Self> {
-        let most = most.unwrap_or(DEFAULT);
+        let most = most.unwrap_or(TABLE_BYTES);
         Rc::new(Self { most, used: Cell::new(0), tables: RefCell::default() })
     }
 

@@ -24,8 +24,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Number of chunks in memory above which clean ones are evicted.
-const MOST: usize = 1 << 16;
+/// Number of chunks in memory above which clean ones are evicted, unless something else is asked for.
+pub(crate) const MOST: usize = 1 << 16;
 
 /// One chunk.
 #[derive(Default)]
@@ -185,6 +185,8 @@ pub(crate) struct ChunkCache {
     chunks: RefCell<BTreeMap<ChunkKey, Cached>>,
     locks: RankedLocks<ChunkKey>,
     files: RefCell<HashMap<FileId, Rc<FileState>>>,
+    /// Number of chunks, and of files, above which those leave that are not needed.
+    most: usize,
     /// Number of files in memory at which the next eviction of unused ones is tried.
     evict_files_at: Cell<usize>,
     /// Raised whenever states of files are dropped from memory.
@@ -199,7 +201,8 @@ pub(crate) struct ChunkCache {
 }
 
 impl ChunkCache {
-    pub(crate) fn new(kv: &Rc<dyn Kv>, chunk_blocks: u32, groups: Rc<Cell<Groups>>) -> Rc<Self> {
+    /// A cache of at most `most` clean chunks.
+    pub(crate) fn new(kv: &Rc<dyn Kv>, chunk_blocks: u32, groups: Rc<Cell<Groups>>, most: usize) -> Rc<Self> {
         Rc::new(Self {
             kv: kv.clone(),
             chunk_blocks,
@@ -207,13 +210,14 @@ impl ChunkCache {
             chunks: RefCell::default(),
             locks: RankedLocks::new(ranks::CHUNK),
             files: RefCell::default(),
-            evict_files_at: Cell::new(MOST),
+            most,
+            evict_files_at: Cell::new(most),
             dropped_files: Cell::new(0),
             complete: BoundedSet::default(),
             queue: RefCell::default(),
             order: Cell::new(0),
             dirty_blocks: Cell::new(0),
-            evict_at: Cell::new(MOST),
+            evict_at: Cell::new(most),
         })
     }
 
@@ -305,7 +309,7 @@ impl ChunkCache {
             if self.files.borrow().len() >= self.evict_files_at.get() {
                 self.complete.clear();
                 self.drop_files();
-                self.evict_files_at.set(MOST.max(self.files.borrow().len() + MOST / 8));
+                self.evict_files_at.set(self.most.max(self.files.borrow().len() + self.most / 8));
             }
             let state = Rc::new(FileState::of_row(row));
             let before = self.files.borrow_mut().insert(file, state.clone());
@@ -382,7 +386,7 @@ impl ChunkCache {
         self.complete.clear();
         chunks.retain(|_, chunk| Rc::strong_count(chunk) > 1 || !chunk.borrow().is_clean());
         // If few could be evicted, the next attempt comes only after an eighth of the limit has been added.
-        self.evict_at.set(MOST.max(chunks.len() + MOST / 8));
+        self.evict_at.set(self.most.max(chunks.len() + self.most / 8));
     }
 
     /// Evicts all clean chunks, because rows are about to change past the cache.

@@ -42,7 +42,7 @@ use std::ops::Range;
 pub use crate::rows::Counts;
 
 /// Groups in memory above which those are given up that are not needed: 9 KiB each.
-const MOST_GROUPS: usize = if cfg!(test) { 2 } else { 1024 };
+pub(crate) const MOST_GROUPS: usize = if cfg!(test) { 2 } else { 1024 };
 /// Groups looked at to find some that may leave the memory.
 const LOOK: usize = 64;
 
@@ -125,6 +125,8 @@ pub(crate) struct Space {
     with_partial: GroupSet,
     with_empty: GroupSet,
     loaded: BTreeMap<u64, Group>,
+    /// Groups in memory above which those leave that are not needed.
+    most_groups: usize,
     /// The group at which the next look for groups that may go begins.
     hand: u64,
     used_blocks: u64,
@@ -158,6 +160,7 @@ impl Space {
             with_partial: GroupSet::new(count),
             with_empty: GroupSet::new(count),
             loaded: BTreeMap::new(),
+            most_groups: MOST_GROUPS,
             hand: 0,
             used_blocks: 0,
             used_of_loans: 0,
@@ -172,6 +175,12 @@ impl Space {
         };
         (0..count).for_each(|group| space.set_counts(group, space.free_counts(group)));
         space
+    }
+
+    /// So many groups may be in memory, and more while they are needed.
+    pub(crate) fn keep_groups(&mut self, most: usize) {
+        assert!(most > 0, "a group is in memory while its blocks are allocated");
+        self.most_groups = most;
     }
 
     /// The groups of the volume.
@@ -396,7 +405,7 @@ impl Space {
     /// Looks at some groups, and lets those leave the memory that are not needed, while there are too many.
     fn give_up_groups(&mut self) {
         for _ in 0..LOOK.min(self.loaded.len()) {
-            if self.loaded.len() < MOST_GROUPS {
+            if self.loaded.len() < self.most_groups {
                 return;
             }
             let next = self.loaded.range(self.hand..).next().or_else(|| self.loaded.first_key_value());
@@ -413,7 +422,7 @@ impl Space {
     /// free, in most of them.
     pub(crate) fn is_crowded(&mut self) -> bool {
         self.give_up_groups();
-        self.loaded.len() > 2 * MOST_GROUPS
+        self.loaded.len() > 2 * self.most_groups
     }
 
     /// Keeps a group in memory, or one time less.

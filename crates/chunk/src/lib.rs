@@ -66,7 +66,7 @@ pub use rows::{
     Borrowed, ChunkKey, Extent, FileRow, Lent, LentKey, MapRow, Owner, all_maps, chunks_of_a_file, map_range,
 };
 pub use service::{FileUse, FileUses, Service};
-pub use target::{Target, TargetConfig};
+pub use target::{Target, TargetConfig, TargetMemory};
 pub use truncate::Behind;
 pub use work::{Cut, Hold, TargetWork};
 

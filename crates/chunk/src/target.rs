@@ -35,6 +35,32 @@ use std::rc::Rc;
 
 const IO: Io = Io::new(Class::Client, "chunk.read");
 
+/// Memory that a target may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetMemory {
+    /// Dirty blocks in bytes. Above this, a write first writes back the oldest chunks.
+    pub dirty_bytes: u64,
+    /// Chunks above which clean ones are evicted.
+    pub chunks: usize,
+    /// Allocation groups whose bits are in memory, above which those leave that are not needed.
+    pub groups: usize,
+}
+
+impl Default for TargetMemory {
+    fn default() -> Self {
+        Self { dirty_bytes: DIRTY_BYTES, chunks: crate::cache::MOST, groups: crate::free::MOST_GROUPS }
+    }
+}
+
+impl TargetMemory {
+    /// All of it in bytes, about.
+    pub fn bytes(&self) -> u64 {
+        // A chunk with few extents, and a group with the bits that are committed and those that are used.
+        let [chunk, group] = [512, 2 * 8 * GROUP_WORDS as u64];
+        self.dirty_bytes + self.chunks as u64 * chunk + self.groups as u64 * group
+    }
+}
+
 /// Settings of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetConfig {
@@ -44,14 +70,16 @@ pub struct TargetConfig {
     pub chunk_blocks: u32,
     /// Changes with every start. A client that sees another value marks its uncommitted writes as lost.
     pub generation: u64,
+    /// The memory that it may use.
+    pub memory: TargetMemory,
 }
 
 impl TargetConfig {
-    /// Chunks of 1 MiB, rounded down to full stripes; at least one stripe.
+    /// Chunks of 1 MiB, rounded down to full stripes; at least one stripe. Memory that suits most machines.
     pub fn for_volume(volume: &Volume, id: TargetId, generation: u64) -> Self {
         let stripe = volume.stripe_blocks();
         let chunk_blocks = (256 / stripe).max(1) * stripe;
-        Self { id, chunk_blocks: to_u32(chunk_blocks), generation }
+        Self { id, chunk_blocks: to_u32(chunk_blocks), generation, memory: TargetMemory::default() }
     }
 }
 
@@ -88,13 +116,14 @@ impl Target {
             "a chunk of {chunk_blocks} blocks is full stripes of {per_stripe}"
         );
         let mut space = load_space(&volume, &*kv).await?;
+        space.keep_groups(config.memory.groups);
         let knows_all_loans = load_loans(&*kv, &mut space).await?;
         let (accounts, has_all_accounts) = Accounts::load(&*kv).await?;
         let owned = accounts.values().fold(0u64, |all, blocks| all.saturating_add(*blocks));
         // A suspect group counts as full, and would hide what others lack.
         let (used, may_hide) = (space.used_blocks(), space.suspects() > 0);
         let volumes = Volumes::new(volume);
-        let cache = ChunkCache::new(&kv, config.chunk_blocks, volumes.shared_groups());
+        let cache = ChunkCache::new(&kv, config.chunk_blocks, volumes.shared_groups(), config.memory.chunks);
         let allocator = Allocator::new(env, &volumes, &kv, space, config.chunk_blocks);
         let writeback = Writeback::new(&volumes, &cache, &allocator, config.chunk_blocks);
         let commits = Commits::new(env, &volumes, &kv, &gate, &cache, &allocator, &writeback);
@@ -212,9 +241,9 @@ impl Target {
     /// Writes complete blocks of a chunk. They are in memory when this returns, and durable after a commit.
     ///
     /// A chunk that becomes full is written back in the background; this call does not wait for that. While
-    /// more than [`DIRTY_BYTES`] are dirty, it first writes back the oldest chunks. The write-back is charged
-    /// to the tenant that wrote to the chunk last; appends to the log are the system's, since they have the
-    /// writes of many.
+    /// more than [`TargetMemory::dirty_bytes`] are dirty, it first writes back the oldest chunks. The
+    /// write-back is charged to the tenant that wrote to the chunk last; appends to the log are the system's,
+    /// since they have the writes of many.
     pub async fn write(
         &self,
         key: ChunkKey,
@@ -248,7 +277,7 @@ impl Target {
             self.env.spawn("target place", Box::pin(scoped(self.writeback.clone().write_in_turn(key))));
         }
         self.written_blocks.set(self.written_blocks.get() + crcs.len() as u64);
-        while self.cache.dirty_blocks() * BLOCK_BYTES as u64 > DIRTY_BYTES {
+        while self.cache.dirty_blocks() * BLOCK_BYTES as u64 > self.config.memory.dirty_bytes {
             let Some(oldest) = self.cache.oldest_dirty() else { break };
             self.writeback.write_chunk(oldest).await?;
         }

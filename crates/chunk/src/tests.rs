@@ -8,7 +8,7 @@ use crate::rows::{
     ChunkKey, Extent, FileRow, MapRow, Owner, counts_key, encode_account, encode_counts, encode_group,
     group_key, read_row,
 };
-use crate::target::{Target, TargetConfig};
+use crate::target::{Target, TargetConfig, TargetMemory};
 use crate::volumes::Volumes;
 use penstock_array::ownership::MemoryOwnership;
 use penstock_array::{CreateSpec, Lacking, Roster, Volume, create, open};
@@ -199,7 +199,8 @@ impl Bench {
 
     /// The same with a number.
     pub(crate) async fn target_of(&self, id: TargetId) -> Rc<Target> {
-        let config = TargetConfig { id, chunk_blocks: CHUNK, generation: GENERATION };
+        let config =
+            TargetConfig { id, chunk_blocks: CHUNK, generation: GENERATION, memory: TargetMemory::default() };
         let kv: Rc<dyn Kv> = self.kv.clone();
         Target::open(&self.env, self.volume.clone(), kv, self.gate.clone(), config).await.unwrap()
     }

@@ -58,6 +58,9 @@ pub enum Command {
     /// Commands for stacks: each has a target, which keeps parts of files
     #[command(subcommand)]
     Stack(Stack),
+    /// Commands for targets
+    #[command(subcommand)]
+    Target(Target),
     /// Commands for arrays
     #[command(subcommand)]
     Array(Array),
@@ -208,7 +211,7 @@ pub struct Up {
     /// Data in each strip of a new store, 4K to 1M, a power of two [default: chosen for the code]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub strip: Option<u64>,
-    /// Targets of a new store, 1 to 64; long files are spread over them [default: 1]
+    /// Targets of a new store, 1 to 64; long files are spread over them [default: chosen]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub targets: Option<u16>,
     /// Say how a new store would be made, and make nothing
@@ -320,6 +323,23 @@ pub enum Stack {
     Show {
         /// Number of the stack
         stack: u16,
+    },
+}
+
+/// Commands for targets.
+#[derive(Debug, Subcommand)]
+pub enum Target {
+    /// Give up a target that does not serve and will not come back, with its data
+    ///
+    /// Nothing waits for it any more: files are removed and cut without it, and drives that only it needed
+    /// can be replaced. It never serves again, even if its drives return. Parts of files that lie there read
+    /// as errors; `penstock fs damaged` names these files.
+    Forget {
+        /// Number of the target, as `penstock stack list` shows it
+        target: u32,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
     },
 }
 

@@ -1,6 +1,8 @@
 //! Runs each command: calls the instance through REST and prints the answer.
 
-use crate::args::{Args, Array, Bench, Command, Debug, Drive, Fs, FsLayout, Model, Pool, Session, Stack};
+use crate::args::{
+    Args, Array, Bench, Command, Debug, Drive, Fs, FsLayout, Model, Pool, Session, Stack, Target,
+};
 use crate::folder::{Stop, is_free, last_stop, named};
 use crate::remote::Remote;
 use crate::show::{note, print};
@@ -13,6 +15,7 @@ use penstock_drive::ReadOnlyDrive;
 use penstock_node::{
     ArrayReport, DamagedReport, Detail, DriveReport, FsCheckReport, FsReport, LatencyReport, LayoutReport,
     MapCopyReport, PoolChange, PoolReport, ScrubSummary, SessionDetails, StackReport, StatusReport,
+    TargetFilesReport,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -81,6 +84,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Drive(verb) => drive(&remote, verb, json),
         Command::Pool(verb) => pool(&remote, &verb, json),
         Command::Stack(verb) => stack(&remote, &verb, json),
+        Command::Target(verb) => target(&remote, &verb, json),
         Command::Array(verb) => array(&remote, verb, json),
         Command::Fs(verb) => fs(&remote, verb, json),
         Command::Session(verb) => session(&remote, verb, json),
@@ -226,6 +230,28 @@ fn stack(remote: &Remote, verb: &Stack, json: bool) -> Result<ExitCode> {
             print(json, &remote.get::<StackReport>(&format!("/v1/stacks/{stack}"))?, show::stack)
         }
     }
+}
+
+fn target(remote: &Remote, verb: &Target, json: bool) -> Result<ExitCode> {
+    let Target::Forget { target, yes } = verb;
+    let lost: TargetFilesReport = remote.get(&format!("/v1/targets/{target}/files"))?;
+    if !yes {
+        if std::io::stdin().is_terminal() {
+            show::files_on(&lost, std::io::stderr())?;
+        }
+        if !confirmed(&format!("what is on target {target} is lost for good; forget it?"))? {
+            bail!(
+                "nothing was changed: {} files have up to {} on target {target}\n--yes forgets it without a question",
+                lost.files,
+                show::size(lost.most_bytes)
+            );
+        }
+    }
+    let lost: TargetFilesReport = remote.post(&format!("/v1/targets/{target}/forget"), &json!({}))?;
+    print(json, &lost, |lost| {
+        let (files, bytes) = (lost.files, show::size(lost.most_bytes));
+        println!("target {target} is forgotten; {files} files had up to {bytes} there, which are lost");
+    })
 }
 
 /// The path from the root of the file system of a path in one of its mounts.
@@ -467,7 +493,9 @@ fn fs_restore(dir: Option<PathBuf>, how: restore::How, json: bool) -> Result<Exi
 fn fs_damaged(remote: &Remote, name: &str, json: bool) -> Result<ExitCode> {
     let damaged: DamagedReport = remote.get(&format!("/v1/fs/{name}/damaged"))?;
     print(json, &damaged, show::damaged)?;
-    let whole = damaged.files.is_empty() && damaged.unreadable_metadata_stripes.is_empty();
+    let whole = damaged.files.is_empty()
+        && damaged.unreadable_metadata_stripes.is_empty()
+        && damaged.absent_targets.iter().all(|lost| lost.files == 0);
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
 }
 

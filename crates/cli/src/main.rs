@@ -26,6 +26,7 @@ mod events;
 mod folder;
 mod given;
 mod local_http;
+mod machine;
 mod manual;
 mod mount;
 mod remote;

@@ -6,7 +6,7 @@ use penstock_node::{
     ArrayReport, DamagedReport, DriveReport, Event, FileReport, FindingsReport, FsCheckProgress,
     FsCheckReport, FsReport, JobReport, LatencyReport, LayoutReport, MapCopyReport, MapRestoreReport,
     PlanReport, PoolReport, RebuildRate, ScrubSummary, SessionDetails, SessionReport, Severity, StackReport,
-    StatusReport,
+    StatusReport, TargetFilesReport,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -636,7 +636,29 @@ pub fn check_progress(progress: &FsCheckProgress) -> String {
     }
 }
 
+/// Writes the files that may have something on a target that does not serve.
+pub fn files_on(lost: &TargetFilesReport, mut to: impl std::io::Write) -> std::io::Result<()> {
+    writeln!(to, "target {} does not serve: {}", lost.target, lost.reason)?;
+    for file in &lost.listed_files {
+        match file.paths.as_slice() {
+            [] => writeln!(to, "    inode {} (open, without a name)", file.inode)?,
+            paths => paths.iter().try_for_each(|path| writeln!(to, "    {}", printable(path)))?,
+        }
+    }
+    let more = lost.files.saturating_sub(lost.listed_files.len() as u64);
+    if more > 0 {
+        writeln!(to, "    and {more} more")?;
+    }
+    writeln!(to, "{} files have up to {} there", lost.files, size(lost.most_bytes))
+}
+
 pub fn damaged(damaged: &DamagedReport) {
+    for lost in damaged.absent_targets.iter().filter(|lost| lost.files > 0) {
+        // As with `println!`: a reader that is gone ends the program.
+        if files_on(lost, std::io::stdout()).is_err() {
+            std::process::exit(0);
+        }
+    }
     for file in &damaged.files {
         match file.paths.as_slice() {
             [] => println!("inode {} (open, without a name)", file.inode),
@@ -659,6 +681,7 @@ pub fn damaged(damaged: &DamagedReport) {
         );
     }
     match (damaged.files.len(), damaged.unreadable_stripes) {
+        (0, 0) if damaged.absent_targets.iter().any(|lost| lost.files > 0) => {}
         (0, 0) => {
             println!("no file is known to be damaged; `penstock array scrub --wait` looks at every stripe")
         }

@@ -3,6 +3,7 @@
 use crate::args::Up;
 use crate::folder::{ADMIN_TOKEN, DATA_TOKEN, ENDING, Folder, LOGS, METRICS_TOKEN, Run, named};
 use crate::given::Given;
+use crate::machine;
 use crate::show::{note, say};
 use crate::wanted::{self, Wanted, level, why};
 use anyhow::{Context, Result, anyhow, bail};
@@ -314,7 +315,9 @@ pub async fn open_store(
         refuse_part_of_a_store(&candidates)?;
     }
     let mode = Mode::Threads(KV_READERS);
-    let how = Start { wanted: found.store, last_paths, mode, lacking, table_memory: None, restore };
+    let machine_bytes = machine::memory_bytes();
+    let how =
+        Start { wanted: found.store, last_paths, mode, lacking, machine_bytes, table_memory: None, restore };
     Ok(how.open(env, backing, candidates, ownership).await?)
 }
 

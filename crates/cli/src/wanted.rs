@@ -3,8 +3,9 @@
 use crate::args::Up;
 use crate::folder::Folder;
 use crate::given::Given;
+use crate::machine;
 use anyhow::{Context, Result, bail};
-use penstock_node::{FileBacking, Level, NewDrives, Plan, StoreSpec, check_new_drives};
+use penstock_node::{FileBacking, Level, NewDrives, Plan, StoreSpec, check_new_drives, default_stacks};
 use penstock_worker::{Worker, block_on};
 use std::process::ExitCode;
 
@@ -54,7 +55,7 @@ impl Wanted {
                 (least, most - least)
             }
         };
-        let stacks = options.targets.unwrap_or(1);
+        let stacks = options.targets.unwrap_or_else(|| default_stacks(machine::cores(), drive_bytes));
         let spec = StoreSpec::with_stacks(&plan, drive_bytes, options.strip, stacks)?;
         assert_eq!(spec.drives(), plan.drives(), "{plan:?}");
         Ok(Self { plan, spec, given, unused_bytes })

@@ -12,7 +12,7 @@ use crate::check::Decoder;
 
 /// Decoders of bytes from drives, messages, files and users. docs/testing.md lists the ones that are not
 /// fuzzed.
-pub const DECODERS: [Decoder; 52] = [
+pub const DECODERS: [Decoder; 53] = [
     drive::SUPERBLOCK,
     array::DESCRIPTOR,
     array::LABEL,
@@ -29,6 +29,7 @@ pub const DECODERS: [Decoder; 52] = [
     rows::LENT,
     rows::LOAN,
     rows::RESERVED,
+    rows::FORGOTTEN,
     rows::COUNTER,
     rows::FILE,
     rows::ACCOUNT,

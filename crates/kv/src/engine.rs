@@ -1,7 +1,7 @@
 //! The engine: redb on a volume, with its space budget.
 
 use crate::journal::Mark;
-use crate::lane::{Job, Lanes, Mode, Outcome};
+use crate::lane::{Engine, Job, Lanes, Outcome};
 use crate::volume::VolumeFile;
 use crate::{Columns, KvError, Row, WriteSet};
 use penstock_array::Volume;
@@ -52,12 +52,13 @@ pub struct RedbKv {
 
 impl RedbKv {
     /// Opens the store on `volume`. An empty volume gets an empty store.
-    pub async fn open(env: &Env, volume: Volume, mode: Mode) -> Result<Rc<Self>, KvError> {
+    pub async fn open(env: &Env, volume: Volume, engine: Engine) -> Result<Rc<Self>, KvError> {
+        assert!(engine.cache_bytes > 0, "an engine has a cache");
         let file = Rc::new(VolumeFile::open(volume).await?);
-        let lanes = Lanes::start(env, mode, file.clone())
+        let lanes = Lanes::start(env, engine.mode, file.clone())
             .map_err(|error| KvError::Engine(format!("no thread: {error}")))?;
         let opened = async {
-            match lanes.write(Job::Open).await? {
+            match lanes.write(Job::Open(engine.cache_bytes)).await? {
                 Outcome::Opened { used_bytes, mark } => {
                     file.flush().await?;
                     Ok((used_bytes, mark))

@@ -31,7 +31,8 @@ const MARKS: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("marks
 const COUNTED: &str = "counted";
 /// The one row of [`MARKS`].
 const JOURNAL: &str = "journal";
-const CACHE_BYTES: usize = 64 << 20;
+/// Cache of an engine in bytes, if nothing else is asked for.
+pub const CACHE_BYTES: usize = 64 << 20;
 
 /// The way in which engine threads and the worker or the world take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +43,24 @@ pub enum Mode {
     Baton,
 }
 
+/// The way in which an engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Engine {
+    /// Its threads.
+    pub mode: Mode,
+    /// Its cache of pages in bytes.
+    pub cache_bytes: usize,
+}
+
+impl From<Mode> for Engine {
+    fn from(mode: Mode) -> Self {
+        Self { mode, cache_bytes: CACHE_BYTES }
+    }
+}
+
 pub(crate) enum Job {
-    Open,
+    /// With a cache of so many bytes.
+    Open(usize),
     Get(Vec<Vec<u8>>),
     Scan(Columns, Vec<u8>, Vec<u8>, usize),
     /// A transaction with the journal's mark. It is durable after the next flush of the volume.
@@ -223,9 +240,9 @@ fn run_job(
     size: &RefCell<u64>,
     job: Job,
 ) -> Result<Outcome, KvError> {
-    if let Job::Open = job {
+    if let Job::Open(cache_bytes) = job {
         let database = Database::builder()
-            .set_cache_size(CACHE_BYTES)
+            .set_cache_size(cache_bytes)
             .create_with_backend(Backend::new(worker.clone()))
             .map_err(engine)?;
         let (used_bytes, mark) = prepare(&database)?;
@@ -235,7 +252,7 @@ fn run_job(
     }
     let database = shared.get().ok_or(KvError::Closed)?;
     match job {
-        Job::Open => unreachable!("handled above"),
+        Job::Open(_) => unreachable!("handled above"),
         Job::Get(keys) => {
             let (table, long) = tables(database)?;
             let get = |key: &Vec<u8>| {

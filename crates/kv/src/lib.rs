@@ -27,7 +27,7 @@ mod volume;
 
 pub use ahead::{AheadKv, KvLatency};
 pub use engine::RedbKv;
-pub use lane::Mode;
+pub use lane::{CACHE_BYTES, Engine, Mode};
 pub use memory::MemKv;
 pub use scan::{Pages, Range, for_each, for_each_key};
 

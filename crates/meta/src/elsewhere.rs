@@ -4,135 +4,24 @@
 //! this one's transactions do not reach. What names and sizes change there is queued work ([`crate::queue`]).
 
 use crate::error::MetaError;
+use crate::forgotten::Forgotten;
 use crate::inode::{FileKind, Inode, Layout};
+use crate::other_target::{HeldFile, OtherTarget};
 use futures_util::future::join_all;
-use penstock_base::{FileId, Ino, LocalBoxFuture, Spread, TargetId};
-use penstock_chunk::{ChunkError, Cut, Hold, Owner, SpaceUsage, TargetWork};
+use penstock_base::{FileId, Spread, TargetId};
+use penstock_chunk::{ChunkError, Cut, SpaceUsage};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-
-/// A file that is held on a target: no request about it is executed there.
-pub trait HeldFile {
-    /// Notes a truncation that was committed here, and is about to be durable.
-    fn owe(&self, cut: Cut);
-
-    /// Carries out the truncations that are owed. What fails is owed further: nothing else is done with the
-    /// file before it is carried out.
-    fn settle(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
-}
-
-/// A target of another stack.
-pub trait OtherTarget {
-    /// Its number.
-    fn id(&self) -> TargetId;
-
-    /// Total, free and headroom blocks.
-    fn usage(&self) -> SpaceUsage;
-
-    /// Waits for the requests about a file that are executed, and keeps others away until the result is
-    /// dropped.
-    fn hold(self: Rc<Self>, file: FileId) -> LocalBoxFuture<'static, Box<dyn HeldFile>>;
-
-    /// Notes a truncation that is durable here. It is carried out before anything else is done with the file.
-    fn owe(&self, file: FileId, cut: Cut);
-
-    /// Carries out what a file owes, if it owes anything.
-    fn finish(&self, file: FileId) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
-
-    /// Drops all that the target has of a file whose inode is gone.
-    fn remove(&self, file: FileId) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
-
-    /// Counts a file to another owner, by the change of this number.
-    fn set_owner(
-        &self,
-        file: FileId,
-        owner: Owner,
-        number: u64,
-    ) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
-
-    /// Blocks that each file holds.
-    fn held_blocks(&self, files: Vec<FileId>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
-
-    /// Inodes in this range of which the target has something.
-    fn inodes_from(&self, first: Ino, end: Ino) -> LocalBoxFuture<'_, Result<BTreeSet<Ino>, ChunkError>>;
-
-    /// Makes everything durable that was carried out.
-    fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
-}
-
-/// A file that is held on a target of this process.
-struct HeldThere {
-    work: Rc<TargetWork>,
-    file: FileId,
-    hold: Hold,
-}
-
-impl HeldFile for HeldThere {
-    fn owe(&self, cut: Cut) {
-        self.work.owe(self.file, cut);
-    }
-
-    fn settle(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
-        Box::pin(self.work.settle(self.file, &self.hold))
-    }
-}
-
-impl OtherTarget for TargetWork {
-    fn id(&self) -> TargetId {
-        self.target().config().id
-    }
-
-    fn usage(&self) -> SpaceUsage {
-        self.target().usage()
-    }
-
-    fn hold(self: Rc<Self>, file: FileId) -> LocalBoxFuture<'static, Box<dyn HeldFile>> {
-        Box::pin(async move {
-            let hold = TargetWork::hold(&self, file).await;
-            Box::new(HeldThere { work: self, file, hold }) as Box<dyn HeldFile>
-        })
-    }
-
-    fn owe(&self, file: FileId, cut: Cut) {
-        TargetWork::owe(self, file, cut);
-    }
-
-    fn finish(&self, file: FileId) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
-        Box::pin(TargetWork::finish(self, file))
-    }
-
-    fn remove(&self, file: FileId) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
-        Box::pin(TargetWork::remove(self, file))
-    }
-
-    fn set_owner(
-        &self,
-        file: FileId,
-        owner: Owner,
-        number: u64,
-    ) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
-        Box::pin(TargetWork::set_owner_as_of(self, file, owner, number))
-    }
-
-    fn held_blocks(&self, files: Vec<FileId>) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
-        Box::pin(async move { self.target().held_blocks(&files).await })
-    }
-
-    fn inodes_from(&self, first: Ino, end: Ino) -> LocalBoxFuture<'_, Result<BTreeSet<Ino>, ChunkError>> {
-        Box::pin(TargetWork::inodes_from(self, first, end))
-    }
-
-    fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
-        Box::pin(self.target().sync())
-    }
-}
 
 /// The targets of a store besides the one of the names' own stack.
 pub struct Elsewhere {
     home: TargetId,
     /// Number of targets in the map of the file system.
     count: u32,
-    serving: BTreeMap<TargetId, Rc<dyn OtherTarget>>,
+    /// Those that serve, and for each that is forgotten one in its place.
+    serving: RefCell<BTreeMap<TargetId, Rc<dyn OtherTarget>>>,
+    forgotten: RefCell<BTreeSet<TargetId>>,
 }
 
 /// A file that is held on targets, by whoever changes it.
@@ -167,7 +56,7 @@ impl Elsewhere {
         let serving: BTreeMap<_, _> = serving.into_iter().map(|target| (target.id(), target)).collect();
         let is_other = |id: &TargetId| *id != home && id.0 < count;
         assert!(home.0 < count && serving.keys().all(is_other), "{count} targets, at home {home}");
-        Self { home, count, serving }
+        Self { home, count, serving: RefCell::new(serving), forgotten: RefCell::default() }
     }
 
     /// All numbers of targets, that of the names' own stack first.
@@ -191,14 +80,26 @@ impl Elsewhere {
         self.count > 1
     }
 
-    /// The other targets that serve.
-    pub(crate) fn serving(&self) -> impl Iterator<Item = &Rc<dyn OtherTarget>> {
-        self.serving.values()
+    /// The other targets that serve, and those that are forgotten.
+    pub(crate) fn serving(&self) -> Vec<Rc<dyn OtherTarget>> {
+        self.serving.borrow().values().cloned().collect()
     }
 
     /// A target does not serve from here on.
-    pub(crate) fn retire(&mut self, target: TargetId) {
-        assert!(self.serving.remove(&target).is_some(), "target {target} served");
+    pub(crate) fn retire(&self, target: TargetId) {
+        assert!(self.serving.borrow_mut().remove(&target).is_some(), "target {target} served");
+    }
+
+    /// A target that does not serve is forgotten: nobody waits for it any more.
+    pub(crate) fn forget(&self, target: TargetId) {
+        assert!(self.is_absent(target) && target.0 < self.count, "target {target} does not serve");
+        self.serving.borrow_mut().insert(target, Rc::new(Forgotten(target)));
+        self.forgotten.borrow_mut().insert(target);
+    }
+
+    /// The targets that are forgotten.
+    pub(crate) fn forgotten(&self) -> BTreeSet<TargetId> {
+        self.forgotten.borrow().clone()
     }
 
     /// True if a target of another stack does not serve.
@@ -206,14 +107,14 @@ impl Elsewhere {
         target != self.home && !self.serves(target)
     }
 
-    /// True if it is a target of another stack, and serves.
+    /// True if it is a target of another stack, and serves or is forgotten.
     pub(crate) fn serves(&self, target: TargetId) -> bool {
-        self.serving.contains_key(&target)
+        self.serving.borrow().contains_key(&target)
     }
 
-    /// Another target, if it serves.
-    pub(crate) fn get(&self, target: TargetId) -> Option<&Rc<dyn OtherTarget>> {
-        self.serving.get(&target)
+    /// Another target, if it serves or is forgotten.
+    pub(crate) fn get(&self, target: TargetId) -> Option<Rc<dyn OtherTarget>> {
+        self.serving.borrow().get(&target).cloned()
     }
 
     /// The targets of a file; none if its layout fits no map, which a check finds.
@@ -237,7 +138,7 @@ impl Elsewhere {
         let mut held = Vec::new();
         for id in targets {
             let target = self.get(*id).ok_or(MetaError::Absent { target: *id })?;
-            held.push((*id, target.clone().hold(file).await));
+            held.push((*id, target.hold(file).await));
         }
         Ok(Held(held))
     }
@@ -277,10 +178,11 @@ impl Elsewhere {
     fn place(&self, of_dir: &Layout, home: SpaceUsage) -> Layout {
         let most = u16::try_from(self.count).unwrap_or(u16::MAX);
         let wanted = if of_dir.count == 0 { most } else { of_dir.count.min(most) };
-        let usages: BTreeMap<TargetId, SpaceUsage> = self
-            .serving
-            .values()
+        let (serving, forgotten) = (self.serving(), self.forgotten.borrow());
+        let usages: BTreeMap<TargetId, SpaceUsage> = serving
+            .iter()
             .map(|target| (target.id(), target.usage()))
+            .filter(|(id, _)| !forgotten.contains(id))
             .chain([(self.home, home)])
             .collect();
         let first = if is_much_fuller(home, usages.values().copied().sum()) {
@@ -291,7 +193,7 @@ impl Elsewhere {
         };
         let fits = |count: u16| {
             let spread = Spread::new(first, count, of_dir.turn.max(1), self.count)?;
-            spread.all().all(|id| !self.is_absent(id)).then_some(count)
+            spread.all().all(|id| usages.contains_key(&id)).then_some(count)
         };
         let count = (1..=wanted).rev().find_map(fits).unwrap_or(1);
         assert!((1..=most).contains(&count) && first.0 < self.count, "{count} targets from {first} on");

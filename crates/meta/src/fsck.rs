@@ -15,7 +15,7 @@ use crate::names::Turn;
 use penstock_base::{Findings, Ino, Quiet, TargetId};
 use penstock_chunk::{self as chunk, Target};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Result of a check of a file system.
@@ -125,15 +125,17 @@ pub(crate) struct Fsck<'a> {
     others: Vec<(TargetId, chunk::Fsck<'a>)>,
     /// Number of targets of the store.
     count: u32,
+    /// Those that are forgotten.
+    forgotten: BTreeSet<TargetId>,
     progress: Underway<'a>,
 }
 
 impl<'a> Fsck<'a> {
     /// A check, or with `repair` a repair. `targets` store the chunks: that of the names' own stack, and
-    /// those of others that serve, of so many in the store.
+    /// those of others that serve, of so many in the store, of which some are forgotten.
     pub(crate) fn begin(
         turn: &'a Turn<'a>,
-        (targets, count): (Targets<'a>, u32),
+        (targets, count, forgotten): (Targets<'a>, u32, BTreeSet<TargetId>),
         quiet: &'a Quiet<'_>,
         progress: &'a Progress,
         repair: bool,
@@ -142,7 +144,7 @@ impl<'a> Fsck<'a> {
         let Targets { home, others } = targets;
         let others = others.iter().map(|target| (target.config().id, target.fsck(quiet))).collect();
         let (chunks, progress) = (home.fsck(quiet), progress.begin(repair));
-        Self { turn, target: home, chunks, others, count, progress }
+        Self { turn, target: home, chunks, others, count, forgotten, progress }
     }
 
     fn chunk_blocks(&self) -> u32 {

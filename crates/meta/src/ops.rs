@@ -1,6 +1,7 @@
 //! The operations on names, one family per file. Each takes a decoded request and returns an encoded reply.
 
 mod acl;
+pub(crate) mod forget;
 pub(crate) mod layout;
 mod links;
 mod readdir;

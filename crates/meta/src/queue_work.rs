@@ -2,10 +2,10 @@
 //!
 //! Work that a target does not do because it is away stays in the queue, and is bounded.
 
-use crate::elsewhere::OtherTarget;
 use crate::error::MetaError;
 use crate::inode::Inode;
 use crate::names::Turn;
+use crate::other_target::OtherTarget;
 use crate::parts::Parts;
 use crate::queue::Entry;
 use crate::rows::reserved::{Queued, Reserved, Work};
@@ -178,8 +178,10 @@ async fn pass(parts: &Parts) -> Result<(), MetaError> {
     let upto = parts.queue.committed();
     // Before any target acts.
     parts.flush().await?;
+    // A target that is forgotten meanwhile is asked in the next pass.
+    let serving = parts.elsewhere.serving();
     let mut progress: BTreeMap<TargetId, Progress> =
-        parts.elsewhere.serving().map(|target| (target.id(), Progress::default())).collect();
+        serving.iter().map(|target| (target.id(), Progress::default())).collect();
     while from <= upto && !parts.is_stopped() {
         let (first, end) = (Reserved::queued_key(0, from), Reserved::queued_key(0, upto + 1));
         let rows = parts.names.kv().scan(first, end, BATCH).await?;
@@ -189,7 +191,7 @@ async fn pass(parts: &Parts) -> Result<(), MetaError> {
         let last = rows.last().and_then(|(key, _)| Reserved::queued_number(key));
         let seen = if rows.len() < BATCH { upto } else { last.map_or(upto, |last| last.clamp(from, upto)) };
         assert!(read.iter().all(|(number, _)| (from..=seen).contains(number)), "{from}..={seen}");
-        let work = parts.elsewhere.serving().zip(progress.values_mut());
+        let work = serving.iter().zip(progress.values_mut());
         let work = work.map(|(target, progress)| scoped(work_of(parts, &**target, &read, progress)));
         let done: Vec<Done> = join_all(work).await;
         record(parts, &read, &done).await?;

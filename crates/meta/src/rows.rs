@@ -13,14 +13,17 @@ use crate::NAME_MAX;
 use crate::acl::Acl;
 use penstock_base::codec::{row_key, row_words};
 use penstock_base::features::STACKS;
+use penstock_base::num::to_u32;
 use penstock_base::{
     ArrayId, Birth, Dec, DecodeError, Enc, Features, Id128, Ino, MOST_STACKS, PoolId, StackNo, TargetId,
 };
 use penstock_kv::Range;
 use reserved::{Queued, Reserved};
+use std::collections::BTreeSet;
 
 const STORE: u8 = 0x00;
 const FS: u8 = 0x01;
+const GONE: u8 = 0x06;
 const INODE: u8 = 0x10;
 const ENTRY: u8 = 0x11;
 const XATTR: u8 = 0x12;
@@ -41,6 +44,40 @@ pub fn store_key() -> Vec<u8> {
 /// Key of the file system's own row: of the first fileset, the only one today.
 pub fn fs_key() -> Vec<u8> {
     row_key(FS, &[0])
+}
+
+/// Key of the row that names the targets of the pool that are forgotten: of the only pool today.
+pub fn gone_key() -> Vec<u8> {
+    row_key(GONE, &[0])
+}
+
+/// Encodes the value of the row that names forgotten targets.
+pub fn encode_gone(targets: &BTreeSet<TargetId>) -> Vec<u8> {
+    let mut enc = Enc::new();
+    enc.u8(FORMAT).u32(to_u32(targets.len()));
+    targets.iter().for_each(|target| _ = enc.u32(target.0));
+    enc.finish()
+}
+
+/// Decodes the value of the row that names forgotten targets.
+pub fn decode_gone(value: &[u8]) -> Result<BTreeSet<TargetId>, DecodeError> {
+    let mut dec = Dec::new("forgotten targets", value);
+    let format = dec.u8()?;
+    dec.check_format(format, FORMAT)?;
+    let count = dec.u32()? as usize;
+    if count.checked_mul(4) != Some(dec.left()) {
+        return Err(dec.bad("a list of another length"));
+    }
+    let mut targets = BTreeSet::new();
+    for _ in 0..count {
+        let target = TargetId(dec.u32()?);
+        if targets.last().is_some_and(|last| *last >= target) || target.0 >= MOST_STACKS.into() {
+            return Err(dec.bad("targets out of order, or above the highest"));
+        }
+        targets.insert(target);
+    }
+    dec.end()?;
+    Ok(targets)
 }
 
 /// Key of an inode's row.
@@ -126,11 +163,12 @@ pub(crate) fn all_xattrs() -> Range {
 }
 
 /// Ranges of keys that no row of this release has.
-pub(crate) fn unknown_keys() -> [Range; 5] {
+pub(crate) fn unknown_keys() -> [Range; 6] {
     let end = vec![0xff; 64];
     [
         ([&store_key()[..], &[0]].concat(), fs_key()),
-        ([&fs_key()[..], &[0]].concat(), vec![INODE]),
+        ([&fs_key()[..], &[0]].concat(), gone_key()),
+        ([&gone_key()[..], &[0]].concat(), vec![INODE]),
         (all_queued().1, vec![0x20]),
         (vec![penstock_chunk::rows::END], end.clone()),
         (end, vec![0xff; 256]),

@@ -1,12 +1,14 @@
 //! The metadata target: its parts put together.
 
 use crate::chunks::ChunkStore;
-use crate::elsewhere::{Elsewhere, OtherTarget};
+use crate::elsewhere::Elsewhere;
 use crate::error::MetaError;
 use crate::fsck::{CheckProgress, Fsck, MetaCheck, Progress, Repair, Targets, paths};
 use crate::inode::{Data, FileKind, Inode, Layout};
 use crate::names::{INO_RUN, Names, first_looked_for};
+use crate::ops::forget::{self, FilesOn, forgotten_targets};
 use crate::ops::layout::{LayoutInfo, WantedLayout};
+use crate::other_target::OtherTarget;
 use crate::parts::{InUse, Parts};
 use crate::queue_work;
 use crate::reaper;
@@ -52,7 +54,7 @@ impl MetaTarget {
         env: &Env,
         kv: Rc<dyn Kv>,
         chunks: Rc<dyn ChunkStore>,
-        mut elsewhere: Elsewhere,
+        elsewhere: Elsewhere,
         gate: Rc<Gate>,
         new: NewStore<'_>,
     ) -> Result<Rc<Self>, MetaError> {
@@ -86,10 +88,13 @@ impl MetaTarget {
         }
         let fs = sound;
         let names = Names::new(env, kv, gate, fs, last_ino);
+        for target in forgotten_targets(names.kv()).await? {
+            elsewhere.forget(target);
+        }
         // Names of the past do not say which files a crash has lost: a repair keeps what targets have.
         let away = match is_unrepaired {
             true => Vec::new(),
-            false => drop_lost(&names, &mut elsewhere).await?,
+            false => drop_lost(&names, &elsewhere).await?,
         };
         let parts = Parts::new(env, names, (chunks, elsewhere), clients);
         reaper::queue_removed(&parts).await?;
@@ -144,6 +149,17 @@ impl MetaTarget {
         ops::layout::set(&self.parts, path, wanted).await
     }
 
+    /// Forgets a target of another stack that does not serve, durably: its data is lost, work that waits for
+    /// it is dropped, and it must never serve again.
+    pub async fn forget(&self, target: TargetId) -> Result<(), MetaError> {
+        forget::forget(&self.parts, target).await
+    }
+
+    /// Files that may have something on a target of another stack, of which `most` are listed.
+    pub async fn files_on(&self, target: TargetId, most: usize) -> Result<FilesOn, MetaError> {
+        forget::files_on(&self.parts, target, most).await
+    }
+
     /// Entries of work that a target has yet to carry out.
     pub fn queued_for(&self, target: TargetId) -> u64 {
         self.parts.queue.entries_of(target)
@@ -192,7 +208,7 @@ impl MetaTarget {
             }
         }
         let quiet = turn.gate().quiesce().await;
-        let targets = (targets, self.parts.elsewhere.count());
+        let targets = (targets, self.parts.elsewhere.count(), self.parts.elsewhere.forgotten());
         Fsck::begin(&turn, targets, &quiet, &self.progress, false).check().await
     }
 
@@ -216,7 +232,7 @@ impl MetaTarget {
             }
         }
         let quiet = turn.gate().quiesce().await;
-        let targets = (targets, self.parts.elsewhere.count());
+        let targets = (targets, self.parts.elsewhere.count(), self.parts.elsewhere.forgotten());
         let result = Fsck::begin(&turn, targets, &quiet, &self.progress, true).repair().await;
         reaper::queue_removed(&self.parts).await?;
         self.parts.removed.borrow_mut().retry_all();
@@ -233,14 +249,14 @@ impl MetaTarget {
 /// Drops what other targets have of files that a crash of the names has lost, and marks those that it has not
 /// lost as spread. Nobody is served before: a client may make a lost file again, under its number. Targets at
 /// which this fails do not serve; they are returned with the reasons.
-async fn drop_lost(names: &Names, elsewhere: &mut Elsewhere) -> Result<Vec<(TargetId, String)>, MetaError> {
+async fn drop_lost(names: &Names, elsewhere: &Elsewhere) -> Result<Vec<(TargetId, String)>, MetaError> {
     let (mut spread, mut away) = (BTreeSet::new(), Vec::new());
     if !elsewhere.are_several() {
         return Ok(away);
     }
     let first = Ino(first_looked_for(names.fs().reserved_ino).0 + 1);
     let inos = first.max(ROOT)..Ino(LAST_INO.0 + 1);
-    let serving: Vec<Rc<dyn OtherTarget>> = elsewhere.serving().cloned().collect();
+    let serving = elsewhere.serving();
     for target in serving {
         match drop_lost_of(names, &*target, inos.clone()).await? {
             Ok(found) => spread.extend(found),

@@ -11,7 +11,7 @@ use crate::layout::allocate;
 use penstock_array::format::descriptor::Descriptor;
 use penstock_array::{Array, MemberNo, clear_label};
 use penstock_base::env::random_id;
-use penstock_base::{DriveId, Env, Features, StoreId};
+use penstock_base::{DriveId, Env, Features, StackNo, StoreId};
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError, slices_end};
 use penstock_drive::{DriveHandle, Slice};
 use std::cell::{Ref, RefCell};
@@ -31,7 +31,7 @@ pub struct DriveSet {
     stacks: u16,
     arrays: Vec<Rc<Array>>,
     /// The arrays of stacks that do not serve: what drives have of them stays.
-    absent: Vec<Descriptor>,
+    absent: RefCell<Vec<Descriptor>>,
     events: Rc<Events>,
     list: RefCell<Vec<Rc<DriveHandle>>>,
     /// Blank drives that replaced others since the start: their strips are rebuilt, not brought up to date.
@@ -59,7 +59,7 @@ impl DriveSet {
             store,
             stacks,
             arrays: arrays.to_vec(),
-            absent,
+            absent: RefCell::new(absent),
             events: events.clone(),
             list: RefCell::new(drives),
             replaced: RefCell::default(),
@@ -109,9 +109,14 @@ impl DriveSet {
     }
 
     /// The array of a stack that does not serve of which a drive has a part.
-    fn absent_on(&self, drive: DriveId) -> Option<&Descriptor> {
+    fn absent_on(&self, drive: DriveId) -> Option<Descriptor> {
         let has_drive = |array: &&Descriptor| array.members.iter().any(|member| member.drive == drive);
-        self.absent.iter().find(has_drive)
+        self.absent.borrow().iter().find(has_drive).cloned()
+    }
+
+    /// Nobody waits for the arrays of a stack any more that does not serve.
+    pub(crate) fn forget(&self, stack: StackNo) {
+        self.absent.borrow_mut().retain(|array| array.stack != stack);
     }
 
     /// Takes a drive out of service. Refused if an array could not survive that, or if nobody knows, because
@@ -309,10 +314,11 @@ impl DriveSet {
 
     /// Offsets and lengths of a drive's slices, in bytes; also of those in stacks that do not serve.
     fn slices_of(&self, drive: DriveId) -> impl Iterator<Item = (u64, u64)> {
-        let absent = self.absent.iter().flat_map(|array| &array.members);
-        let absent = absent.filter(move |member| member.drive == drive);
+        let absent = self.absent.borrow();
+        let absent = absent.iter().flat_map(|array| &array.members).filter(|member| member.drive == drive);
+        let absent: Vec<(u64, u64)> = absent.map(|member| (member.offset, member.len)).collect();
         let serving = self.arrays.iter().filter_map(move |array| array.slice_of(drive));
-        serving.chain(absent.map(|member| (member.offset, member.len)))
+        serving.chain(absent)
     }
 
     /// Gives a new drive the slices of an old one in all arrays that have not done that yet. The new drive is

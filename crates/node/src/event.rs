@@ -47,6 +47,8 @@ pub enum EventKind {
     LossAccepted,
     /// A stack did not open, and the others serve without its data.
     StackAbsent,
+    /// An administrator had a target forgotten that does not serve: its data is lost.
+    TargetForgotten,
     /// A blank drive replaced another one.
     DriveReplaced,
     /// A drive has become much slower than the others.

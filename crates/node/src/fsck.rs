@@ -82,7 +82,7 @@ impl Node {
             return Err(AdminError::Refused(why.into()));
         }
         // It would not be looked at again when it comes back, and names that were set back know less than it.
-        if let Some(absent) = self.absent.first()
+        if let Some(absent) = self.absent().into_iter().find(|absent| !absent.is_forgotten)
             && self.restores.has(self.home().target_id())
             && !self.restores.may_lack
         {
@@ -188,7 +188,12 @@ impl Node {
             DamagedFile { inode: ino.0, paths: paths.remove(&ino).unwrap_or_default(), ranges }
         };
         let files: Vec<DamagedFile> = ranges.into_iter().map(file).collect();
+        let mut absent_targets = Vec::new();
+        for absent in self.absent() {
+            absent_targets.push(self.files_on(absent.number.target().0).await?);
+        }
         Ok(DamagedReport {
+            absent_targets,
             damaged_bytes: files.iter().flat_map(|file| &file.ranges).map(|range| range.length_bytes).sum(),
             files,
             unreadable_stripes: self.unreadable(Role::Data).len() as u64,

@@ -41,6 +41,16 @@ const MOST_STRIP_BYTES: u64 = 1 << 20;
 /// Segments of a log, or more if the code needs more.
 const SEGMENTS: u64 = 32;
 
+/// Least bytes of a drive that each stack gets, unless asked for more stacks.
+const STACK_BYTES: u64 = 2 << 30;
+
+/// The stacks of a store if nothing is said of them: one for each core that it may use, as far as each has
+/// 2 GiB of a drive, and a power of two, so that they can be moved between cores evenly.
+pub fn default_stacks(cores: usize, drive_bytes: u64) -> u16 {
+    let most = (cores as u64).min(MOST_STACKS.into()).min(drive_bytes / STACK_BYTES).max(1);
+    to_u16(1_u64 << most.ilog2())
+}
+
 /// Parameters of a store to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSpec {
@@ -417,6 +427,29 @@ mod tests {
                 spec.unwrap_or_else(|error| panic!("{k}+{m} on drives of {mib} MiB: {error}"));
             }
         }
+    }
+
+    #[test]
+    fn a_store_has_a_stack_for_each_core_as_far_as_its_drives_have_room() {
+        const GIB: u64 = 1 << 30;
+        for (cores, drive_bytes, stacks) in [
+            (1, 1 << 40, 1),
+            (2, 4 * GIB, 2),
+            (2, 4 * GIB - 1, 1),
+            (7, 1 << 40, 4),
+            (64, 16 * GIB, 8),
+            (64, 1 << 40, 64),
+            (256, 16 << 40, 64),
+            (64, MIN_DRIVE_BYTES, 1),
+        ] {
+            assert_eq!(default_stacks(cores, drive_bytes), stacks, "{cores} cores, {drive_bytes} bytes");
+        }
+        // Little of the space is lost by that.
+        let bytes = |stacks| {
+            let plan = Plan::of_code(6, 4, 2).unwrap();
+            StoreSpec::with_stacks(&plan, 4 * GIB, None, stacks).unwrap().data_bytes().unwrap() as f64
+        };
+        assert!(bytes(2) > 0.97 * bytes(1), "{} of {}", bytes(2), bytes(1));
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod layout;
 mod leases;
 mod level;
 mod map_copies;
+mod memory;
 mod node;
 mod plan;
 mod pool_settings;
@@ -57,7 +58,7 @@ pub use events::Events;
 pub use holding::Holding;
 pub use inspect::{Detail, inspect};
 pub use keeper::{Keeper, KeptFile, replace_private_file};
-pub use layout::{NewDrives, StoreSpec, check_new_drives, create_store};
+pub use layout::{NewDrives, StoreSpec, check_new_drives, create_store, default_stacks};
 pub use level::Level;
 pub use map_copies::{Consent, MapCopies, Restore};
 pub use node::Node;
@@ -70,7 +71,7 @@ pub use report::{
     ArrayReport, DamagedFile, DamagedRange, DamagedReport, DriveReport, FileReport, FindingReport,
     FindingsReport, FsCheckProgress, FsCheckReport, FsRepairReport, FsReport, JobReport, LatencyReport,
     LayoutReport, MapCopyReport, MapRestoreReport, MemberReport, PlanReport, PoolReport, ScrubSummary,
-    SessionDetails, SessionReport, SpaceReport, StackReport, StatusReport,
+    SessionDetails, SessionReport, SpaceReport, StackReport, StatusReport, TargetFilesReport,
 };
 pub use scrub_record::ScrubRecord;
 pub use scrubs::SCRUBS_FILE;

@@ -4,7 +4,7 @@
 use crate::damage::Damage;
 use crate::drive_set::DriveSet;
 use crate::error::{AdminError, StartError};
-use crate::event::Event;
+use crate::event::{Event, EventKind, Severity};
 use crate::event_files::EventFiles;
 use crate::events::Events;
 use crate::fullness::Warnings;
@@ -12,7 +12,7 @@ use crate::keeper::Keeper;
 use crate::latency::{ServiceLatency, SlowDrives};
 use crate::map_copies::{MapCopies, Restores};
 use crate::pool_settings::{AllSettings, PoolChange};
-use crate::report::{MapCopyReport, PoolReport, ScrubSummary, SpaceReport};
+use crate::report::{FileReport, MapCopyReport, PoolReport, ScrubSummary, SpaceReport, TargetFilesReport};
 use crate::scrubs::Scrubs;
 use crate::stack::Stack;
 use crate::stack_arrays::Absent;
@@ -20,7 +20,7 @@ use futures_util::future::join_all;
 use penstock_array::format::descriptor::Role;
 use penstock_array::{Array, ArrayState};
 use penstock_base::rank::scoped;
-use penstock_base::{Env, StackNo, StoreId, TargetId};
+use penstock_base::{Env, Ino, StackNo, StoreId, TargetId};
 use penstock_chunk::SpaceUsage;
 use penstock_drive::DriveHandle;
 use penstock_kv::{Kv, Usage};
@@ -33,6 +33,8 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Notify, RwLock};
 
+/// Files that a report of a target names.
+const LISTED_FILES: usize = 1000;
 /// Interval of the checks while a stop waits.
 const STUCK_LOOK: Duration = Duration::from_millis(500);
 
@@ -43,7 +45,7 @@ pub struct Node {
     /// The stacks that serve, in their order. The first one has the names.
     pub(crate) stacks: Vec<Stack>,
     /// The stacks that do not.
-    pub(crate) absent: Vec<Absent>,
+    absent: RefCell<Vec<Absent>>,
     /// The restores that this start has made or found.
     pub(crate) restores: Restores,
     /// The sessions of all clients.
@@ -89,7 +91,7 @@ impl Node {
             env: env.clone(),
             drives,
             stacks,
-            absent,
+            absent: RefCell::new(absent),
             clients: meta.clients().clone(),
             restores,
             meta,
@@ -372,9 +374,70 @@ impl Node {
         }
     }
 
+    /// The stacks that do not serve.
+    pub(crate) fn absent(&self) -> Vec<Absent> {
+        self.absent.borrow().clone()
+    }
+
+    /// True if a stack does not serve that may serve another time.
+    pub(crate) fn is_incomplete(&self) -> bool {
+        self.absent.borrow().iter().any(|absent| !absent.is_forgotten)
+    }
+
+    /// The stack of a target that does not serve.
+    fn absent_target(&self, target: u32) -> Result<Absent, AdminError> {
+        let absent = self.absent().into_iter().find(|absent| absent.number.target().0 == target);
+        absent.ok_or_else(|| match self.stack_of(TargetId(target)) {
+            Some(_) => AdminError::Refused(format!("target {target} serves: nothing of it is lost")),
+            None => AdminError::NotFound(format!("no target {target}; `penstock stack list` shows them")),
+        })
+    }
+
+    /// Files that may have a part on a target that does not serve.
+    pub async fn files_on(&self, target: u32) -> Result<TargetFilesReport, AdminError> {
+        let absent = self.absent_target(target)?;
+        let found = scoped(self.meta.files_on(absent.number.target(), LISTED_FILES)).await?;
+        let mut paths = self.meta.find_paths(&found.listed).await?;
+        let file = |ino: &Ino| FileReport { inode: ino.0, paths: paths.remove(ino).unwrap_or_default() };
+        Ok(TargetFilesReport {
+            target,
+            state: absent.state().to_owned(),
+            reason: absent.why,
+            queued_work: self.meta.queued_for(TargetId(target)),
+            files: found.files,
+            most_bytes: found.most_bytes,
+            listed_files: found.listed.iter().map(file).collect(),
+        })
+    }
+
+    /// Forgets a target that does not serve: it never serves again, its data is lost, and nothing waits for
+    /// it any more. Returns what is lost.
+    pub async fn forget_target(&self, target: u32) -> Result<TargetFilesReport, AdminError> {
+        let lost = self.files_on(target).await?;
+        let absent = self.absent_target(target)?;
+        if absent.is_forgotten {
+            return Ok(lost);
+        }
+        scoped(self.meta.forget(absent.number.target())).await?;
+        for known in self.absent.borrow_mut().iter_mut().filter(|known| known.number == absent.number) {
+            *known = Absent::forgotten(absent.number);
+        }
+        self.drives.forget(absent.number);
+        self.events.add(
+            Severity::Warning,
+            EventKind::TargetForgotten,
+            format!("stack {}", absent.number),
+            format!(
+                "target {target} is forgotten: {} files had up to {} bytes there, which are lost",
+                lost.files, lost.most_bytes
+            ),
+        );
+        Ok(TargetFilesReport { state: "forgotten".to_owned(), queued_work: 0, ..lost })
+    }
+
     /// Health of the store.
     pub(crate) fn health(&self) -> &'static str {
-        if self.failure().is_some() || !self.absent.is_empty() {
+        if self.failure().is_some() || self.is_incomplete() {
             return "failed";
         }
         let all_online = self.drives().iter().all(|drive| drive.is_online());

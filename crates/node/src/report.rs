@@ -449,6 +449,24 @@ pub struct FileReport {
     pub paths: Vec<String>,
 }
 
+/// Files that may have something on a target that does not serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetFilesReport {
+    pub target: u32,
+    /// `absent`, or `forgotten`: then the data is lost.
+    pub state: String,
+    /// Reason why it does not serve.
+    pub reason: String,
+    /// Work that waits for it.
+    pub queued_work: u64,
+    /// Number of files whose layout has the target, and which are long enough to reach it.
+    pub files: u64,
+    /// Bytes of these files that lie there at most: holes count too.
+    pub most_bytes: u64,
+    /// The first ones.
+    pub listed_files: Vec<FileReport>,
+}
+
 /// Progress of a running check or repair.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FsCheckProgress {
@@ -464,6 +482,9 @@ pub struct FsCheckProgress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamagedReport {
     pub files: Vec<DamagedFile>,
+    /// Targets that do not serve, and files that may have something there.
+    #[serde(default)]
+    pub absent_targets: Vec<TargetFilesReport>,
     pub damaged_bytes: u64,
     /// Number of stripes of the data array that could not be read when last tried.
     pub unreadable_stripes: u64,

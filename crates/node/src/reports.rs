@@ -223,14 +223,16 @@ impl Node {
                 "writes wait until all blocks of files are looked up: some may be marked as free".to_owned(),
             );
         }
-        reasons.extend(self.absent.iter().map(|Absent { number, why }| {
+        reasons.extend(self.absent().iter().filter(|absent| !absent.is_forgotten).map(|absent| {
             format!(
-                "stack {number} does not serve, and files with data on target {} lack it: {why}",
-                number.target()
+                "stack {} does not serve, and files with data on target {} lack it (`penstock fs damaged` names them): {}",
+                absent.number,
+                absent.number.target(),
+                absent.why
             )
         }));
         reasons.extend(self.failure().map(|why| format!("the store has stopped: {why}; start it again")));
-        let health = match self.failure().is_some() || !self.absent.is_empty() {
+        let health = match self.failure().is_some() || self.is_incomplete() {
             true => "failed".to_owned(),
             false => health(self.arrays(), reasons.is_empty()).to_owned(),
         };
@@ -271,7 +273,7 @@ impl Node {
     pub fn stack_reports(&self) -> Vec<StackReport> {
         let serving = self.stacks.iter().map(|stack| self.stack_report(stack));
         let mut reports: Vec<StackReport> =
-            serving.chain(self.absent.iter().map(|absent| self.absent_report(absent))).collect();
+            serving.chain(self.absent().iter().map(|absent| self.absent_report(absent))).collect();
         reports.sort_by_key(|report| report.stack);
         reports
     }
@@ -312,11 +314,12 @@ impl Node {
         }
     }
 
-    fn absent_report(&self, Absent { number, why }: &Absent) -> StackReport {
+    fn absent_report(&self, absent: &Absent) -> StackReport {
+        let Absent { number, why, .. } = absent;
         StackReport {
             stack: number.0,
             target: number.target().0,
-            state: "absent".to_owned(),
+            state: absent.state().to_owned(),
             reason: Some(why.clone()),
             queued_work: self.meta.queued_for(number.target()),
             ..StackReport::default()

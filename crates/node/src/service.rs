@@ -207,7 +207,7 @@ impl Node {
         if let Some(stack) = target.and_then(|target| self.stack_of(target)) {
             return Ok(stack);
         }
-        let absent = self.absent.iter().find(|absent| Some(absent.number.target()) == target);
+        let absent = self.absent().into_iter().find(|absent| Some(absent.number.target()) == target);
         Err(match absent {
             Some(Absent { why, .. }) => {
                 Failure::new(ErrorKind::Internal, format!("target {number} does not serve: {why}"))

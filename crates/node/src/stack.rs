@@ -11,8 +11,8 @@ use penstock_array::Volume;
 use penstock_base::num::{to_u16, to_usize};
 use penstock_base::{DecodeError, Env, Gate, StackNo, TargetId};
 use penstock_chunk::copies::{Copies, anchor_stripes};
-use penstock_chunk::{Service, Target, TargetConfig, TargetWork};
-use penstock_kv::{AheadKv, Kv, Mode};
+use penstock_chunk::{Service, Target, TargetConfig, TargetMemory, TargetWork};
+use penstock_kv::{AheadKv, Engine, Kv};
 use penstock_meta::rows::Home;
 use penstock_meta::{MetaError, NewStore, check_store};
 use std::rc::Rc;
@@ -44,7 +44,9 @@ pub(crate) struct RepairAfter {
 pub(crate) struct HowToOpen<'a> {
     pub(crate) env: &'a Env,
     pub(crate) events: &'a Rc<Events>,
-    pub(crate) mode: Mode,
+    pub(crate) engine: Engine,
+    /// The memory of a target.
+    pub(crate) memory: TargetMemory,
     /// Stacks that were made anew and not repaired yet are opened for this repair only.
     pub(crate) repair: Option<RepairAfter>,
     /// A number that changes with every start, the same for all targets of a store.
@@ -87,7 +89,7 @@ impl HowToOpen<'_> {
     ) -> Result<OpenedStack, StartError> {
         let kv = match open {
             Some(kv) => kv,
-            None => match of_stack.open_kv(self.env, self.mode).await {
+            None => match of_stack.open_kv(self.env, self.engine).await {
                 Ok(kv) => kv,
                 Err(error) => return Err(with_copy(error.into(), of_stack).await),
             },
@@ -119,7 +121,10 @@ impl HowToOpen<'_> {
             return Err(MetaError::from(DecodeError::Bad { what: "row of the store", why }).into());
         }
         let (volume, anchors) = whole.split_end(kept_stripes.into());
-        let config = TargetConfig::for_volume(&volume, home.target, self.generation);
+        let config = TargetConfig {
+            memory: self.memory,
+            ..TargetConfig::for_volume(&volume, home.target, self.generation)
+        };
         let target = Target::open(self.env, volume, shared, gate, config).await?;
         let copies = match kept_stripes {
             0 => None,

@@ -5,7 +5,7 @@ use crate::error::StartError;
 use penstock_array::{Array, Volume};
 use penstock_base::{Env, StackNo};
 use penstock_chunk::copies::anchor_stripes;
-use penstock_kv::{AheadKv, KvError, Mode, RedbKv};
+use penstock_kv::{AheadKv, Engine, KvError, RedbKv};
 use std::rc::Rc;
 
 /// A stack that does not serve.
@@ -15,6 +15,26 @@ pub(crate) struct Absent {
     pub(crate) number: StackNo,
     /// The reason.
     pub(crate) why: String,
+    /// An administrator has forgotten its target: it never serves again.
+    pub(crate) is_forgotten: bool,
+}
+
+impl Absent {
+    /// The word for its state.
+    pub(crate) fn state(&self) -> &'static str {
+        if self.is_forgotten { "forgotten" } else { "absent" }
+    }
+
+    /// A stack that may serve another time.
+    pub(crate) fn new(number: StackNo, why: String) -> Self {
+        Self { number, why, is_forgotten: false }
+    }
+
+    /// A stack whose target is forgotten.
+    pub(crate) fn forgotten(number: StackNo) -> Self {
+        let why = "an administrator has forgotten its target, and what files had there is lost".to_owned();
+        Self { number, why, is_forgotten: true }
+    }
 }
 
 /// The arrays of a stack.
@@ -50,8 +70,8 @@ impl StackArrays {
     }
 
     /// Opens the key-value store.
-    pub(crate) async fn open_kv(&self, env: &Env, mode: Mode) -> Result<Rc<AheadKv>, KvError> {
-        let engine = RedbKv::open(env, Volume::whole(&self.meta), mode).await?;
+    pub(crate) async fn open_kv(&self, env: &Env, engine: Engine) -> Result<Rc<AheadKv>, KvError> {
+        let engine = RedbKv::open(env, Volume::whole(&self.meta), engine).await?;
         // Otherwise it may write when it closes, which is later.
         AheadKv::open(env, engine.clone()).await.inspect_err(|_| engine.retire())
     }

@@ -11,6 +11,7 @@ use crate::event::{EventKind, Severity};
 use crate::events::Events;
 use crate::holding::Holding;
 use crate::map_copies::{Opened, Restorable, Restore, Restores, Restoring};
+use crate::memory::Memory;
 use crate::node::{Assembly, Node};
 use crate::scrubs::Scrubs;
 use crate::stack::{HowToOpen, OpenedStack, RepairAfter, Stack};
@@ -21,12 +22,13 @@ use penstock_array::format::descriptor::{Descriptor, Role};
 use penstock_array::ownership::Ownership;
 use penstock_array::{Array, ArrayError, FoundLabel, Lacking, Opening, Roster, read_label};
 use penstock_base::env::timeout;
+use penstock_base::num::to_u16;
 use penstock_base::{ArrayId, DecodeError, DriveId, Env, Epoch, PoolId, StackNo, StoreId};
 use penstock_chunk::Target;
 use penstock_drive::superblock::{SliceEntry, Superblock, SuperblockError};
 use penstock_drive::{Drive, DriveError, DriveHandle, Slice};
-use penstock_kv::Mode;
-use penstock_meta::{Elsewhere, MetaTarget, OtherTarget, open_store};
+use penstock_kv::{Engine, Mode};
+use penstock_meta::{Elsewhere, MetaTarget, OtherTarget, forgotten_targets, open_store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tokio::sync::RwLock;
@@ -249,7 +251,10 @@ pub struct Start {
     pub mode: Mode,
     /// Decides if the start may give up data that only missing drives have.
     pub lacking: Lacking,
-    /// Bytes of memory for pages of stripe tables; none for as many as suit most stores.
+    /// Bytes of memory that the machine has, of which the store uses a quarter at most for what it keeps
+    /// there; none for as many as suit most stores.
+    pub machine_bytes: Option<u64>,
+    /// Bytes of memory for pages of stripe tables, in place of a share of those of the machine.
     pub table_memory: Option<usize>,
     /// Makes the key-value store anew from the last copy of the map. Refused if it can be read. The caller
     /// repairs the file system before it serves anything.
@@ -265,7 +270,7 @@ impl Start {
         mut candidates: Vec<Candidate>,
         ownership: Rc<dyn Ownership>,
     ) -> Result<Rc<Node>, StartError> {
-        let Self { wanted, last_paths, mode, lacking, table_memory, restore } = self;
+        let Self { wanted, last_paths, mode, lacking, machine_bytes, table_memory, restore } = self;
         let events = Events::new(env);
         let store = wanted.or_else(|| candidates.iter().find_map(Candidate::store)).ok_or_else(|| {
             let problems: Vec<&str> = candidates.iter().filter_map(Candidate::problem).collect();
@@ -287,7 +292,9 @@ impl Start {
         let problems: Vec<String> =
             candidates.iter().filter_map(Candidate::problem).map(str::to_owned).collect();
         let drives = handles(env, candidates, &descriptors, &last_paths, unused)?;
-        let roster = Roster::with_table_memory(env, table_memory);
+        let memory = Memory::of(machine_bytes, stacks);
+        let table_bytes = table_memory.unwrap_or(memory.table_bytes);
+        let roster = Roster::with_table_memory(env, Some(table_bytes));
         // All arrays are read before one is changed, so a refusal for the first stack leaves all unchanged.
         let mut read = Vec::new();
         for number in (0..stacks).map(StackNo) {
@@ -301,14 +308,15 @@ impl Start {
             let arrays = match openings {
                 Ok(Some(openings)) => openings.take_over(number).await,
                 Ok(None) => {
-                    Err(missing(format!("no drive that can be used has the arrays of stack {number}")))
+                    let why = format!("no drive that can be used has the arrays of stack {number}");
+                    Err(if number == StackNo::FIRST { missing(why) } else { StartError::Refused(why) })
                 }
                 Err(error) => Err(error),
             };
             match arrays {
                 Ok(arrays) => opened.push(arrays),
                 Err(error) if number == StackNo::FIRST => return Err(error),
-                Err(error) => absent.push(Absent { number, why: error.to_string() }),
+                Err(error) => absent.push(Absent::new(number, error.to_string())),
             }
         }
         for drive in drives.iter().filter(|drive| drive.is_online()) {
@@ -320,7 +328,8 @@ impl Start {
         let how = HowToOpen {
             env,
             events: &events,
-            mode,
+            engine: Engine { mode, cache_bytes: memory.kv_cache_bytes },
+            memory: memory.target,
             repair: restore.map(|restore| RepairAfter { may_lack: restore.may_lack }),
             generation: env.random(),
             stacks,
@@ -337,7 +346,7 @@ impl Start {
         // Nothing goes on with them: another start may follow.
         let stop = |_: &StartError| opened.iter().for_each(StackArrays::stop);
         let Services { stacks: serving_stacks, restores, meta } = services.await.inspect_err(stop)?;
-        for Absent { number, why } in &absent {
+        for Absent { number, why, .. } in absent.iter().filter(|absent| !absent.is_forgotten) {
             tracing::error!(%number, why, "a stack does not open, and its data is not there");
             let text =
                 format!("it does not open: files with data on target {} lack it: {why}", number.target());
@@ -345,7 +354,10 @@ impl Start {
         }
         let arrays: Vec<Rc<Array>> =
             serving_stacks.iter().flat_map(|stack| stack.arrays.both()).cloned().collect();
-        let is_absent = |array: &Descriptor| absent.iter().any(|absent| absent.number == array.stack);
+        // Nobody waits for those of forgotten targets.
+        let is_absent = |array: &Descriptor| {
+            absent.iter().any(|absent| absent.number == array.stack && !absent.is_forgotten)
+        };
         let absent_arrays = descriptors.into_values().filter(is_absent).collect();
         let drives = DriveSet::new(env, backing, (store, stacks), (&arrays, absent_arrays), &events, drives);
         let scrubs = Scrubs::new(env, &drives, &events, meta.info().created_ns);
@@ -410,7 +422,7 @@ async fn restore_rows(
 ) -> Result<Opened, StartError> {
     let restorable = |arrays| Restorable { arrays, home: how.home(arrays) };
     let all: Vec<Restorable<'_>> = arrays.iter().map(restorable).collect();
-    let restoring = Restoring { env: how.env, mode: how.mode, how: restore, stacks: how.stacks };
+    let restoring = Restoring { env: how.env, engine: how.engine, how: restore, stacks: how.stacks };
     restoring.restore(&all, absent).await
 }
 
@@ -431,11 +443,12 @@ async fn open_services(
 ) -> Result<Services, StartError> {
     let may_lack = how.repair.is_some_and(|repair| repair.may_lack);
     let mut restores = Restores { may_lack, ..Restores::default() };
-    let (mut stacks, mut names) = (Vec::new(), None);
+    let (mut stacks, mut names, mut forgotten) = (Vec::new(), None, BTreeSet::new());
     let is_absent = |absent: &[Absent], number| absent.iter().any(|absent| absent.number == number);
     for of_stack in arrays {
         let number = of_stack.number;
-        if is_absent(absent, number) {
+        if is_absent(absent, number) || forgotten.contains(&number.target()) {
+            restored.remove(&number).into_iter().for_each(|(kv, _)| kv.retire());
             of_stack.stop();
             continue;
         }
@@ -443,9 +456,14 @@ async fn open_services(
         let (kv, of_restore) = restored.remove(&number).unzip();
         let opened = async {
             let opened = how.open(of_stack, kv).await?;
-            if !is_first {
-                open_store(&*opened.stack.kv, opened.new).await.inspect_err(|_| opened.stack.kv.retire())?;
-            }
+            let first = async {
+                match is_first {
+                    true => forgotten = forgotten_targets(&*opened.stack.kv).await?,
+                    false => open_store(&*opened.stack.kv, opened.new).await?,
+                }
+                Ok::<_, StartError>(())
+            };
+            first.await.inspect_err(|_| opened.stack.kv.retire())?;
             Ok::<_, StartError>(opened)
         };
         match opened.await {
@@ -462,10 +480,12 @@ async fn open_services(
             }
             Err(error) => {
                 of_stack.stop();
-                absent.push(Absent { number, why: error.to_string() });
+                absent.push(Absent::new(number, error.to_string()));
             }
         }
     }
+    absent.retain(|absent| !forgotten.contains(&absent.number.target()));
+    absent.extend(forgotten.iter().map(|target| Absent::forgotten(StackNo(to_u16(target.0)))));
     meet(&stacks, restores.are_none()).await;
     let new = names.expect("a start without the first stack has failed");
     let home = &stacks[0];
@@ -479,7 +499,7 @@ async fn open_services(
         let stack = stacks.remove(at);
         stack.stop();
         stacks.iter().for_each(|other| other.target.part(*target));
-        absent.push(Absent { number: stack.number(), why: why.clone() });
+        absent.push(Absent::new(stack.number(), why.clone()));
     }
     Ok(Services { stacks, restores, meta })
 }

@@ -259,6 +259,7 @@ impl Site {
             mode: Mode::Baton,
             lacking: Lacking::Refuse,
             // In every other start no page stays in memory that can be read again.
+            machine_bytes: None,
             table_memory: (world.below(2) == 1).then_some(1),
             restore: self.restore.get(),
         };

@@ -23,7 +23,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 fn empty() -> (Rc<MemKv>, Rc<ChunkCache>) {
     let mem = MemKv::new(1 << 24);
     let kv: Rc<dyn Kv> = mem.clone();
-    (mem, ChunkCache::new(&kv, CHUNK, groups()))
+    (mem, ChunkCache::new(&kv, CHUNK, groups(), MOST))
 }
 
 fn put_row(kv: &MemKv, key: Vec<u8>, value: Vec<u8>) {
@@ -370,7 +370,7 @@ fn held_by_a_late_reader(then: impl FnOnce(&ChunkCache)) -> Option<u64> {
     let mem = MemKv::new(1 << 24);
     let kv = Rc::new(Slow { inner: mem.clone(), is_slow: Cell::default() });
     let shared: Rc<dyn Kv> = kv.clone();
-    let cache = ChunkCache::new(&shared, CHUNK, groups());
+    let cache = ChunkCache::new(&shared, CHUNK, groups(), MOST);
     kv.is_slow.set(true);
     let mut late = pin!(cache.file(file(2)));
     assert!((&mut late).now_or_never().is_none());

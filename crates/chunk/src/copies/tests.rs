@@ -334,7 +334,8 @@ fn lives(seed: u64) {
         let (_seed, mut random) = (Seed(seed), Random::new(seed));
         let (bench, anchors) = parts(bench);
         bench.put_row(STORE.to_vec(), vec![7]).await;
-        let config = TargetConfig { id: TargetId(0), chunk_blocks: CHUNK, generation: GENERATION };
+        let memory = crate::TargetMemory::default();
+        let config = TargetConfig { id: TargetId(0), chunk_blocks: CHUNK, generation: GENERATION, memory };
         let kv: Rc<dyn Kv> = bench.kv.clone();
         let target =
             Target::open(&bench.env, bench.volume.clone(), kv, bench.gate.clone(), config).await.unwrap();

@@ -1,5 +1,5 @@
 use crate::rows::{ChunkKey, FileRow, Owner, encode_account};
-use crate::target::{Target, TargetConfig};
+use crate::target::{Target, TargetConfig, TargetMemory};
 use crate::tests::{
     Bench, CHUNK, CLIENT, GENERATION, OWNER, Random, STRIPE, Seed, assert_clean, blocks_of, chunk_key,
     extent, file, fills, known, on_a_volume, write,
@@ -17,12 +17,13 @@ use std::time::Duration;
 #[test]
 fn a_chunk_is_full_stripes_of_about_a_mebibyte() {
     on_a_volume(async |bench| {
+        let memory = TargetMemory::default();
         let config = TargetConfig::for_volume(&bench.volume, TargetId(3), 5);
-        assert_eq!(config, TargetConfig { id: TargetId(3), chunk_blocks: 256, generation: 5 });
+        assert_eq!(config, TargetConfig { id: TargetId(3), chunk_blocks: 256, generation: 5, memory });
         let target = bench.target().await;
         assert_eq!(
             target.config(),
-            TargetConfig { id: TargetId(0), chunk_blocks: CHUNK, generation: GENERATION }
+            TargetConfig { id: TargetId(0), chunk_blocks: CHUNK, generation: GENERATION, memory }
         );
     });
 }

@@ -145,8 +145,32 @@ fn a_stack_that_does_not_open_keeps_only_its_own_data_away() {
     // No drive is given up while nobody knows if its part is needed.
     let (drive, _) = store.drives().remove(0);
     refused(&store.run(&["drive", "fail", &drive]), &["has a part of array", "which does not open"]);
+    let shown = store.run(&["fs", "damaged"]);
+    assert_eq!(shown.status.code(), Some(4), "{shown:?}");
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(text.contains("target 1 does not serve") && text.contains("    /long\n"), "{text}");
+    assert!(text.ends_with("1 files have up to 4.0 MiB there\n"), "{text}");
+
+    // An administrator gives the target up: what is left changes without it, also after a start.
+    refused(&store.run(&["target", "forget", "0"]), &["target 0 serves"]);
+    refused(&store.run(&["target", "forget", "7"]), &["no target 7"]);
+    let unasked = store.run(&["target", "forget", "1"]);
+    refused(&unasked, &["--yes"]);
+    assert_eq!(store.json(&["stack", "show", "1"])["state"], "absent");
+    let said = store.ok(&["target", "forget", "1", "--yes"]);
+    assert!(said.contains("target 1 is forgotten; 1 files had up to 4.0 MiB there"), "{said}");
+    let events = store.json(&["events"]);
+    assert!(events.as_array().unwrap().iter().any(|event| event["kind"] == "target_forgotten"), "{events}");
+    File::options().write(true).open(&long).unwrap().set_len(1 << 20).unwrap();
+    assert!(std::fs::read(&long).unwrap()[4096..] == of_long[4096..1 << 20]);
+    store.down();
+    store.up();
+    let status = store.json(&["status"]);
+    assert!(status["health"] != "failed" && status["stacks"][1]["state"] == "forgotten", "{status}");
+    store.ok(&["fs", "damaged"]);
+    store.ok(&["drive", "fail", &drive]);
     std::fs::remove_file(&long).unwrap();
-    assert!(!long.exists());
+    store.ok(&["fs", "check"]);
     store.ok(&["down"]);
 }
 

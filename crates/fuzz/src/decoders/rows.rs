@@ -181,6 +181,15 @@ pub(super) const RESERVED: Decoder = Decoder {
     },
 };
 
+/// `forgotten-row`: the targets of a store that are forgotten.
+pub(super) const FORGOTTEN: Decoder = Decoder {
+    name: "forgotten-row",
+    most_bytes: 512,
+    seeds: || vec![meta::encode_gone(&[TargetId(1), TargetId(9)].into())],
+    seal: unsealed,
+    check: |bytes| agrees(bytes, &SAME, meta::decode_gone, meta::encode_gone),
+};
+
 /// `counter-row`: a counter of a target: the length of its key, key and value.
 pub(super) const COUNTER: Decoder = Decoder {
     name: "counter-row",

@@ -79,7 +79,7 @@ async fn rows(kv: &AheadKv) -> Rows {
 
 async fn open(site: &Site, world: &World, lost: &[usize]) -> Rc<AheadKv> {
     let volume = site.open(world, lost).await;
-    let engine = RedbKv::open(&world.env(), volume, Mode::Baton).await.unwrap();
+    let engine = RedbKv::open(&world.env(), volume, Mode::Baton.into()).await.unwrap();
     AheadKv::open(&world.env(), engine).await.unwrap()
 }
 
@@ -553,7 +553,7 @@ fn a_store_whose_making_was_cut_behind_its_header_opens() {
     let header = world
         .run(async {
             let volume = whole.open(&world, &[]).await;
-            let _engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton).await.unwrap();
+            let _engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton.into()).await.unwrap();
             volume.read(0, 1, Io::new(Class::Meta, "test")).await.unwrap().gather()
         })
         .unwrap();
@@ -582,7 +582,7 @@ fn a_commit_that_waits_learns_of_a_flush_that_failed() {
     let (site, world) = (Site::of(96 << 20), World::new(5));
     let run = world.run(async {
         let volume = site.open(&world, &[]).await;
-        let engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton).await.unwrap();
+        let engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton.into()).await.unwrap();
         let kv = AheadKv::open(&world.env(), engine).await.unwrap();
         // Transactions of as many rows as a step of a removal has.
         for part in 0..3u64 {
@@ -620,7 +620,7 @@ fn a_bad_block_of_a_void_record_keeps_no_store_closed() {
         lives += 1;
         let run = world.run(async {
             let volume = site.open(&world, &[]).await;
-            let engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton).await.unwrap();
+            let engine = RedbKv::open(&world.env(), volume.clone(), Mode::Baton.into()).await.unwrap();
             let kv = AheadKv::open(&world.env(), engine).await.unwrap();
             assert_eq!(rows(&kv).await.len(), rows_before);
             for number in rows_before as u64..rows_after {

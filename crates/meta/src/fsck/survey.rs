@@ -24,7 +24,7 @@ impl Fsck<'_> {
         for (target, chunks) in &self.others {
             diagnosis.see_other(*target, chunks.check().await?);
         }
-        diagnosis.check_loans();
+        diagnosis.check_loans(&self.forgotten);
         self.each(all_queued(), |key, value| diagnosis.see_queued(key, value)).await?;
         self.progress.phase("inodes");
         self.each(all_inodes(), |key, value| diagnosis.see_inode(key, value)).await?;

@@ -379,7 +379,7 @@ async fn clear_behind(
 /// Usage of the file system: blocks as the targets count them, inodes as estimated from the space in the
 /// key-value store.
 pub(crate) fn stat_fs(parts: &Parts) -> Vec<u8> {
-    let elsewhere = parts.elsewhere.serving().map(|target| target.usage());
+    let elsewhere = parts.elsewhere.serving().into_iter().map(|target| target.usage());
     let space: SpaceUsage = elsewhere.chain([parts.chunks.usage()]).sum();
     let rows = parts.names.kv().usage();
     let free_inodes = rows.budget_bytes.saturating_sub(rows.used_bytes) / INODE_BYTES;

@@ -15,6 +15,7 @@ fn keys_are_as_in_the_first_release() {
     for (key, wanted) in [
         (store_key(), "00".into()),
         (fs_key(), format!("01{zero}")),
+        (gone_key(), format!("06{zero}")),
         (inode_key(ino), format!("10{zero}{dir}{first}")),
         (entry_key(ino, 0x0102_0304), format!("11{zero}{dir}0000000001020304{first}")),
         (xattr_key(ino, b"user.a"), format!("12{zero}{dir}757365722e6100{first}")),
@@ -24,6 +25,26 @@ fn keys_are_as_in_the_first_release() {
     }
     assert_eq!(decode_entry_key(&entry_key(ino, 0x0102_0304)), Ok((ino, 0x0102_0304)));
     assert_eq!(xattr_name(&xattr_key(ino, b"user.a")), b"user.a");
+}
+
+#[test]
+fn the_row_of_forgotten_targets_is_as_in_the_first_release() {
+    let targets: BTreeSet<TargetId> = [TargetId(2), TargetId(40)].into();
+    let row = encode_gone(&targets);
+    assert_eq!(hex(&row), "01020000000200000028000000");
+    assert_eq!(decode_gone(&row), Ok(targets));
+    assert_eq!(decode_gone(&encode_gone(&BTreeSet::new())), Ok(BTreeSet::new()));
+    for len in 0..row.len() {
+        assert!(decode_gone(&row[..len]).is_err(), "the first {len} bytes");
+    }
+    for wrong in
+        ["02020000000200000028000000", "01020000002800000002000000", "010100000040000000", "0100000000ff"]
+    {
+        let bytes: Vec<u8> = (0..wrong.len() / 2)
+            .map(|at| u8::from_str_radix(&wrong[2 * at..2 * at + 2], 16).unwrap())
+            .collect();
+        assert!(decode_gone(&bytes).is_err(), "{wrong}");
+    }
 }
 
 #[test]

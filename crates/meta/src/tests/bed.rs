@@ -22,7 +22,7 @@ use penstock_wire::metadata::{
 use penstock_wire::{Header, Kind};
 use prost::Message;
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 pub(super) const FILE: u32 = 0o100_644;
@@ -207,7 +207,7 @@ impl Bed {
         for other in self.others.iter().filter(|other| !other.is_away.get()) {
             diagnosis.see_other(other.id(), other.check());
         }
-        diagnosis.check_loans();
+        diagnosis.check_loans(&BTreeSet::new());
         self.rows(&all_queued()).iter().for_each(|(key, value)| diagnosis.see_queued(key, value));
         self.rows(&all_inodes()).iter().for_each(|(key, value)| diagnosis.see_inode(key, value));
         self.rows(&all_removed()).iter().for_each(|(key, value)| diagnosis.see_removed(key, value));

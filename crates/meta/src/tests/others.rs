@@ -491,6 +491,51 @@ fn a_target_that_is_away_gets_its_work_later_and_refuses_truncations() {
     });
 }
 
+/// Work for a target that is forgotten is dropped, also after a crash, and files change without it.
+#[test]
+fn nobody_waits_for_a_target_that_is_forgotten() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let (ino, gone) = (bed.add("f").await.unwrap(), bed.add("g").await.unwrap());
+        for ino in [ino, gone] {
+            set(bed, ino, size(4 * TURN_BLOCKS * 4096)).await.unwrap();
+            for turn in 0..4 {
+                write(bed, &others, ino, turn * TURN_BLOCKS).await.unwrap();
+            }
+        }
+        bed.kv.flush().await.unwrap();
+        others.iter().for_each(|other| drop(other.sync()));
+        others[1].is_away.set(true);
+        bed.crash().await;
+        bed.remove("g").await.unwrap();
+        bed.meta.wait_reaped().await;
+        let listed = bed.meta.files_on(TargetId(2), 10).await.unwrap();
+        let turn = TURN_BLOCKS * 4096;
+        assert_eq!((listed.files, listed.most_bytes, &listed.listed), (1, turn, &[ino].into()));
+        bed.meta.sync().await.unwrap();
+        let before = bed.kv.clone();
+        bed.meta.forget(TargetId(2)).await.unwrap();
+        assert!(before.get(crate::rows::gone_key()).await.unwrap().is_some());
+        set(bed, ino, size(1)).await.unwrap();
+        bed.meta.wait_reaped().await;
+        assert_eq!(queued(bed), []);
+        assert!(others[0].has(gone).is_empty() && !others[1].has(gone).is_empty());
+        let new = bed.add("new").await.unwrap();
+        assert_eq!(bed.inode(new).await.unwrap().layout.count, 2, "new files do without it");
+        bed.check("a target that is forgotten");
+        assert_eq!(bed.meta.files_on(TargetId(2), 10).await.unwrap().files, 0, "it is short now");
+        bed.meta.sync().await.unwrap();
+        bed.crash().await;
+        set(bed, ino, size(9 * TURN_BLOCKS * 4096)).await.unwrap();
+        set(bed, ino, size(2)).await.unwrap();
+        bed.remove("f").await.unwrap();
+        bed.meta.wait_reaped().await;
+        assert_eq!((queued(bed), bed.meta.queued_for(TargetId(2))), (vec![], 0));
+        assert_eq!(errno(bed.inode(ino).await), Some(Errno::STALE));
+        bed.check("after a crash");
+    });
+}
+
 #[test]
 fn the_queue_of_a_target_is_bounded_and_removals_wait() {
     let others = three();

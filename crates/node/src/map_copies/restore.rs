@@ -18,7 +18,7 @@ use penstock_chunk::copies::{
     Anchor, Found, How, Names, Newer, Restored, anchor_stripes, find, newest, preview, restore, tried,
 };
 use penstock_drive::Io;
-use penstock_kv::{AheadKv, Kv, KvError, Mode, for_each};
+use penstock_kv::{AheadKv, Engine, Kv, KvError, for_each};
 use penstock_meta::rows::{Home, StoreRow};
 use penstock_meta::{
     MetaError, RestoredNames, check_store, number_of_newer, reserve_for_newer, reserved_inodes,
@@ -89,8 +89,8 @@ struct Rows {
 }
 
 /// Fails if some row cannot be read, or if those are missing by which a start knows the store.
-async fn read_all(env: &Env, arrays: &StackArrays, mode: Mode, home: Home) -> Result<Rows, StartError> {
-    let kv = arrays.open_kv(env, mode).await?;
+async fn read_all(env: &Env, arrays: &StackArrays, engine: Engine, home: Home) -> Result<Rows, StartError> {
+    let kv = arrays.open_kv(env, engine).await?;
     let read = async {
         let missing = || StartError::Refused("it has no rows".into());
         let store = check_store(&*kv, home, || true).await?.ok_or_else(missing)?;
@@ -107,7 +107,7 @@ async fn read_all(env: &Env, arrays: &StackArrays, mode: Mode, home: Home) -> Re
 async fn read_all_patiently(
     env: &Env,
     arrays: &StackArrays,
-    mode: Mode,
+    engine: Engine,
     home: Home,
 ) -> Result<Rows, StartError> {
     let is_kept = |read: &Result<_, StartError>| match read {
@@ -117,7 +117,7 @@ async fn read_all_patiently(
         }
         _ => true,
     };
-    tried(env, is_kept, async || read_all(env, arrays, mode, home).await).await
+    tried(env, is_kept, async || read_all(env, arrays, engine, home).await).await
 }
 
 /// True if nothing is wrong with a store that cannot be opened, or if it is another array's.
@@ -244,7 +244,7 @@ struct Anew {
 /// The restore of the stacks of a store.
 pub(crate) struct Restoring<'a> {
     pub(crate) env: &'a Env,
-    pub(crate) mode: Mode,
+    pub(crate) engine: Engine,
     pub(crate) how: Restore,
     /// Stacks of the store.
     pub(crate) stacks: u16,
@@ -354,7 +354,7 @@ impl Restoring<'_> {
         if is_confirmed {
             return Ok(());
         }
-        let away = absent.iter().map(|Absent { number, why }| {
+        let away = absent.iter().map(|Absent { number, why, .. }| {
             format!("target {} is away, and is not restored: {why}", number.target())
         });
         let why: Vec<String> = away.chain(anew.iter().map(|anew| self.question(anew))).collect();
@@ -404,7 +404,7 @@ impl Restoring<'_> {
             match self.plan(stack, is_set_back, number_of_newer(reserved, stack.home.target)).await {
                 Ok(plan) => plans.push(plan),
                 Err(error) if stack.home.has_names() => return Err(error),
-                Err(error) => absent.push(Absent { number, why: error.to_string() }),
+                Err(error) => absent.push(Absent::new(number, error.to_string())),
             }
         }
         Ok(plans)
@@ -424,7 +424,7 @@ impl Restoring<'_> {
         if !self.may_lack_drives() {
             refuse_lacking(env, &old).await?;
         }
-        let why = match read_all_patiently(env, arrays, self.mode, home).await {
+        let why = match read_all_patiently(env, arrays, self.engine, home).await {
             // An earlier restore was interrupted.
             Ok(Rows { store, reserved }) if store.is_unrepaired && !is_forced => {
                 return Ok(Plan::Repair { reserved });
@@ -514,7 +514,7 @@ impl Restoring<'_> {
         }
         if of_names.is_none() {
             let names = all.first().expect("the stack with the names is planned");
-            let kv = names.arrays.open_kv(self.env, self.mode).await?;
+            let kv = names.arrays.open_kv(self.env, self.engine).await?;
             opened.insert(StackNo::FIRST, (kv, None));
         }
         let (names, _) = &opened[&StackNo::FIRST];
@@ -523,7 +523,7 @@ impl Restoring<'_> {
             let number = number_of_newer(reserved, anew.home.target);
             match self.make_anew(anew, number).await {
                 Ok((kv, restored)) => drop(opened.insert(anew.home.stack, (kv, Some(restored)))),
-                Err(error) => absent.push(Absent { number: anew.home.stack, why: error.to_string() }),
+                Err(error) => absent.push(Absent::new(anew.home.stack, error.to_string())),
             }
         }
         Ok(())
@@ -544,7 +544,7 @@ impl Restoring<'_> {
                 left.len()
             )));
         }
-        let kv = arrays.open_kv(self.env, self.mode).await?;
+        let kv = arrays.open_kv(self.env, self.engine).await?;
         let shared: Rc<dyn Kv> = kv.clone();
         let mut names = self.names(anew.home, &anew.volume, newer_number);
         match scoped(restore(found, &anew.volume, &*shared, &mut names, anew.how)).await {

@@ -5,7 +5,7 @@
 //! failure is a defect.
 
 use crate::load::{Load, TASKS};
-use crate::loans::leave;
+use crate::loans::{leave, leave_on_all_but_one};
 use crate::machine::{Machine, Opened, Site};
 use crate::mischief::Mischief;
 use penstock_base::env::{Runtime, timeout};
@@ -51,8 +51,12 @@ struct Fate {
     cuts: BTreeMap<&'static str, u64>,
     /// Free bytes of the empty store.
     free_bytes: u64,
-    /// Bytes that a file leaves free on the target of the names, if others must lend it space.
+    /// Bytes that files leave free on the target of the names, or on all but one, if others must lend space.
     leaves: Option<u64>,
+    /// On all but one.
+    all_but_one: bool,
+    /// The names of these files.
+    ballast: Vec<String>,
     repaired_blocks: u64,
     /// Most bytes that a target had on loan.
     borrowed: u64,
@@ -93,8 +97,15 @@ impl Fate {
         } else {
             self.free_bytes = machine.node.fs_report().free_bytes;
             load.prepare(&machine).await.unwrap();
-            if let Some(bytes) = self.leaves {
-                leave(&machine, bytes).await.unwrap();
+            match self.leaves {
+                Some(bytes) if self.all_but_one => {
+                    self.ballast = leave_on_all_but_one(&machine, bytes).await.unwrap();
+                }
+                Some(bytes) => {
+                    leave(&machine, bytes).await.unwrap();
+                    self.ballast = vec!["ballast".to_owned()];
+                }
+                None => {}
             }
             self.prepared = true;
         }
@@ -228,8 +239,8 @@ impl Fate {
                 load.settle(&machine).await;
                 machine.audit().await;
                 load.remove_all(&machine).await.unwrap();
-                if self.leaves.is_some() {
-                    machine.client.unlink(machine.client.root(), b"ballast", false).await.unwrap();
+                for name in &self.ballast {
+                    machine.client.unlink(machine.client.root(), name.as_bytes(), false).await.unwrap();
                 }
                 machine.check_empty(self.free_bytes).await;
                 machine.audit().await;
@@ -271,8 +282,10 @@ fn run_seed(seed: u64) -> Fate {
     let load = Load::default();
     // Of the bytes above the headroom, so that little is written before others lend.
     let leaves = (stacks > 1 && dice.below(3) == 0).then(|| dice.below(4) << 20);
+    let all_but_one = leaves.is_some() && dice.below(2) == 0;
     if let Some(bytes) = leaves {
-        eprintln!("seed {seed}: {bytes} bytes are left on the first target");
+        let which = if all_but_one { "all targets but one" } else { "the first target" };
+        eprintln!("seed {seed}: {bytes} bytes are left on {which}");
     }
     let mut fate = Fate {
         dice,
@@ -285,6 +298,8 @@ fn run_seed(seed: u64) -> Fate {
         cuts: BTreeMap::new(),
         free_bytes: 0,
         leaves,
+        all_but_one,
+        ballast: Vec::new(),
         repaired_blocks: 0,
         borrowed: 0,
     };

@@ -9,9 +9,11 @@ use penstock_base::{ErrorKind, FileId, TargetId};
 use penstock_chunk::rows::{all_lent, all_loans};
 use penstock_client::Failure;
 use penstock_kv::WriteSet;
+use penstock_node::WantedLayout;
 use penstock_sim::{CutPlan, World};
 use penstock_wire::data::SpaceChange::Reserve;
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const CHUNK: u64 = 1 << 20;
@@ -40,6 +42,29 @@ pub async fn leave(machine: &Machine, bytes: u64) -> Result<(), Failure> {
     let len = free_of_first(machine).saturating_sub(bytes) / CHUNK * CHUNK;
     machine.client.change_space(ballast, 0, len, Reserve, true).await?;
     machine.client.fsync(ballast).await
+}
+
+/// Leaves each target but one so many bytes: a file on each has reserved the others. Returns their names.
+pub async fn leave_on_all_but_one(machine: &Machine, bytes: u64) -> Result<Vec<String>, Failure> {
+    let before = machine.node.layout("/").await.unwrap();
+    let one = WantedLayout { count: Some(1), turn: None };
+    machine.node.set_layout("/", one).await.unwrap();
+    let (mut names, mut full) = (Vec::new(), BTreeSet::new());
+    for number in 1..machine.node.stack_reports().len() {
+        let name = format!("ballast{number}");
+        let ballast = make_file(machine, &name).await?;
+        let target = machine.node.layout(&format!("/{name}")).await.unwrap().targets[0];
+        assert!(full.insert(target), "a full target gets no new file: {full:?} and {target}");
+        let reports = machine.node.stack_reports();
+        let on_it = reports.iter().find(|stack| stack.target == target).expect("it serves");
+        let len = on_it.available_bytes.saturating_sub(bytes) / CHUNK * CHUNK;
+        machine.client.change_space(ballast, 0, len, Reserve, true).await?;
+        machine.client.fsync(ballast).await?;
+        names.push(name);
+    }
+    let as_before = WantedLayout { count: Some(before.count), turn: None };
+    machine.node.set_layout("/", as_before).await.unwrap();
+    Ok(names)
 }
 
 async fn write(

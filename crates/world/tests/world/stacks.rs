@@ -2,7 +2,7 @@
 
 use crate::machine::{Machine, Site};
 use crate::model::{make_file, pattern, read_all};
-use penstock_base::{Branch, BufMut, FileId};
+use penstock_base::{Branch, Buf, BufMut, FileId};
 use penstock_client::{Failure, SetAttrRequest};
 use penstock_drive::copies::{COPY_BYTES, places};
 use penstock_drive::{Class, Drive, Io};
@@ -16,15 +16,32 @@ use std::time::Duration;
 
 const IO: Io = Io::new(Class::Meta, "test");
 
-/// Writes zeros over both copies of the labels of an array, on all drives.
-pub async fn wipe_labels(site: &Site, machine: &Machine, name: &str) {
+/// Copies of labels: path of the drive, offset, and bytes.
+type Labels = Vec<(String, u64, Buf)>;
+
+/// Writes zeros over both copies of the labels of an array, on all drives. Returns what was there.
+pub async fn wipe_labels(site: &Site, machine: &Machine, name: &str) -> Labels {
     let array = machine.node.find_arrays(Some(name)).unwrap().remove(0);
+    let mut labels = Labels::new();
     for drive in machine.node.drives() {
         let Some((offset, len)) = array.slice_of(drive.id()) else { continue };
-        let disk = SimDrive::new(&machine.world, site.disks.borrow()[drive.path()].clone());
+        let path = drive.path().to_owned();
+        let disk = SimDrive::new(&machine.world, site.disks.borrow()[&path].clone());
         for at in places(len) {
+            let before = disk.read(offset + at, BufMut::zeroed(COPY_BYTES), IO).await.unwrap();
+            labels.push((path.clone(), offset + at, before.freeze()));
             disk.write(offset + at, BufMut::zeroed(COPY_BYTES).freeze(), IO).await.unwrap();
         }
+        disk.flush(IO).await.unwrap();
+    }
+    labels
+}
+
+/// Writes labels that were wiped.
+async fn put_labels(site: &Site, world: &World, labels: Labels) {
+    for (path, at, bytes) in labels {
+        let disk = SimDrive::new(world, site.disks.borrow()[&path].clone());
+        disk.write(at, bytes, IO).await.unwrap();
         disk.flush(IO).await.unwrap();
     }
 }
@@ -87,6 +104,105 @@ fn a_stack_that_does_not_open_keeps_no_other_one_from_serving() {
         let events = machine.node.events().after(0, 100).unwrap();
         let told = events.iter().find(|event| event.kind == EventKind::StackAbsent);
         assert_eq!(told.unwrap().object, "stack 1");
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// A target that is forgotten is not waited for, and does not serve when its stack could open again.
+#[test]
+fn a_forgotten_target_stays_away() {
+    const CHUNK: u64 = 1 << 20;
+    let site = Site::spread((4, 2), 3, 3);
+    let world = World::new(960);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let refused = machine.node.forget_target(1).await.unwrap_err();
+        assert!(refused.to_string().contains("target 1 serves"), "{refused}");
+        for name in ["file", "gone"] {
+            let file = make_file(&machine, name).await.unwrap();
+            for chunk in 0..6 {
+                machine.client.write(file, chunk * CHUNK, &[7; 4096]).await.unwrap();
+            }
+            machine.client.fsync(file).await.unwrap();
+            machine.client.release(file).await.unwrap();
+        }
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+    // The stack is as it was in another copy of the site.
+    let whole = site.duplicate();
+    let world = World::new(961);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        machine.stop().await;
+        wipe_labels(&site, &machine, "meta.1").await;
+        let machine = site.start(&world, &[]).await.unwrap();
+        let root = machine.client.root();
+        machine.client.unlink(root, b"gone", false).await.unwrap();
+        machine.env.sleep(Duration::from_secs(1)).await;
+        let lost = machine.node.damaged_fs().await.unwrap().absent_targets.remove(0);
+        assert_eq!((lost.target, lost.state.as_str(), lost.files), (1, "absent", 1), "{lost:?}");
+        assert_eq!(lost.listed_files[0].paths, ["/file"]);
+        let first = machine.node.drives()[0].id().to_string();
+        assert!(machine.node.fail_drive(&first).await.is_err(), "it may be wanted");
+        let lost = machine.node.forget_target(1).await.unwrap();
+        assert_eq!((lost.state.as_str(), lost.files, lost.queued_work), ("forgotten", 1, 0));
+        machine.node.fail_drive(&first).await.unwrap();
+        let file = machine.client.lookup(root, b"file").await.unwrap().file();
+        assert!(machine.client.read(file, CHUNK, 4096).await.is_err(), "what it had is lost");
+        assert!(machine.client.read(file, 2 * CHUNK, 4096).await.is_ok(), "others have the rest");
+        resize(&machine, file, 10).await.unwrap();
+        machine.client.sync_all().await.unwrap();
+        let status = machine.node.status();
+        assert!(!status.reasons.iter().any(|why| why.contains("does not serve")), "{status:?}");
+        assert_ne!(status.health, "failed");
+        assert_eq!(status.stacks[1].state, "forgotten");
+        machine.audit().await;
+        machine.node.abandon();
+    });
+    run.unwrap();
+    site.cut(&world);
+    for (site, is_forgotten) in [(site, true), (whole, false)] {
+        let world = World::new(962);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            let state = machine.node.stack_reports()[1].state.clone();
+            assert_eq!(state == "forgotten", is_forgotten, "{state}");
+            let status = machine.node.status();
+            assert_ne!(status.health, "failed", "{status:?}");
+            machine.audit().await;
+            let root = machine.client.root();
+            machine.client.unlink(root, b"file", false).await.unwrap();
+            machine.client.sync_all().await.unwrap();
+            machine.env.sleep(Duration::from_secs(20)).await;
+            machine.audit().await;
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}
+
+/// The labels of a forgotten stack are there again: it does not serve all the same.
+#[test]
+fn a_forgotten_target_does_not_serve_again() {
+    let site = Site::of_stacks(2);
+    let world = World::new(970);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        machine.stop().await;
+        let labels = wipe_labels(&site, &machine, "meta.1").await;
+        let machine = site.start(&world, &[]).await.unwrap();
+        machine.node.forget_target(1).await.unwrap();
+        machine.stop().await;
+        put_labels(&site, &world, labels).await;
+        let machine = site.start(&world, &[]).await.unwrap();
+        assert_eq!(machine.node.stack_reports()[1].state, "forgotten");
+        assert_eq!(machine.node.arrays().len(), 2);
+        machine.audit().await;
         machine.stop().await;
     });
     run.unwrap();

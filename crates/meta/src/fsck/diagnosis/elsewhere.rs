@@ -72,8 +72,8 @@ impl Diagnosis {
     }
 
     /// Compares the loans of all targets that serve, after they were seen.
-    pub(crate) fn check_loans(&mut self) {
-        for found in std::mem::take(&mut self.loans).check(self.targets) {
+    pub(crate) fn check_loans(&mut self, forgotten: &BTreeSet<TargetId>) {
+        for found in std::mem::take(&mut self.loans).check(self.targets, forgotten) {
             if let Some(text) = found.text {
                 self.findings.add(found.kind, None, text);
             }

@@ -5,7 +5,7 @@
 
 use penstock_base::{FindingKind as Kind, TargetId};
 use penstock_chunk::{Borrowed, Lent, LentKey, TargetLoans};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The repair of a loan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,23 +39,32 @@ impl Loans {
         assert!(before.is_none(), "{target} is seen once");
     }
 
-    /// Compares lenders with borrowers of a store with so many targets, once all that serve were seen.
-    pub(super) fn check(&self, targets: u32) -> Vec<Found> {
-        let (are_all, mut found) = (self.0.len() as u64 >= u64::from(targets), Vec::new());
+    /// Compares lenders with borrowers of a store with so many targets, once all that serve were seen. What
+    /// forgotten ones have lent and borrowed is lost.
+    pub(super) fn check(&self, targets: u32, forgotten: &BTreeSet<TargetId>) -> Vec<Found> {
+        let known = (self.0.len() + forgotten.len()) as u64;
+        let (are_all, mut found) = (known >= u64::from(targets), Vec::new());
         for (target, of) in &self.0 {
             // The blocks may be those of a borrower that is away.
             let is_there = |key: &&Vec<u8>| {
                 are_all || LentKey::decode(key).is_ok_and(|key| self.0.contains_key(&key.borrower))
             };
+            let is_lost = |lender: TargetId| forgotten.contains(&lender);
             found.extend(of.bad_lent.iter().filter(is_there).map(|key| {
                 let fix = LoanFix::DropLent { lender: *target, key: key.clone(), lent: None };
                 Found { kind: Kind::BadLoanRow, text: None, fix }
             }));
             found.extend(of.borrowed.iter().filter_map(|(group, borrowed)| match borrowed {
+                Some(borrowed) if is_lost(borrowed.lender) => {
+                    Some(Self::lost_loan(*target, *group, borrowed))
+                }
                 Some(borrowed) => self.check_loan(*target, *group, borrowed),
                 None => self.check_bad_loan(*target, *group, are_all),
             }));
-            found.extend(of.lent.iter().filter_map(|(key, lent)| self.check_lent(*target, *key, lent)));
+            found.extend(of.lent.iter().filter_map(|(key, lent)| match is_lost(key.borrower) {
+                true => Some(Self::unused_loan(*target, *key, lent)),
+                false => self.check_lent(*target, *key, lent),
+            }));
             found.extend((of.has_bad_numbers && are_all).then(|| self.new_numbers(*target)));
         }
         found
@@ -110,12 +119,27 @@ impl Loans {
         if has_it || borrower.unrecorded.contains(&(lender, key.number)) {
             return None;
         }
+        Some(Self::unused_loan(lender, key, lent))
+    }
+
+    /// A loan that its borrower does not have.
+    fn unused_loan(lender: TargetId, key: LentKey, lent: &Lent) -> Found {
         let text = format!(
             "target {lender} has lent blocks from stripe {} on to target {}, which does not have them",
             lent.loan.stripe, key.borrower
         );
         let fix = LoanFix::DropLent { lender, key: key.row(), lent: Some(lent.clone()) };
-        Some(Found { kind: Kind::LoanDisagrees, text: Some(text), fix })
+        Found { kind: Kind::LoanDisagrees, text: Some(text), fix }
+    }
+
+    /// A loan whose lender is forgotten.
+    fn lost_loan(borrower: TargetId, group: u64, borrowed: &Borrowed) -> Found {
+        let text = format!(
+            "target {borrower} has blocks from stripe {} of target {} on loan, which is forgotten",
+            borrowed.loan.stripe, borrowed.lender
+        );
+        let fix = LoanFix::DropLoan { borrower, group };
+        Found { kind: Kind::LoanDisagrees, text: Some(text), fix }
     }
 
     /// The only loan of this group that another target says it has lent.
@@ -162,7 +186,7 @@ mod tests {
             let lent = lent.into_iter().collect();
             loans.see(target, TargetLoans { lent, bad_lent, ..TargetLoans::default() });
         }
-        loans.check(count).into_iter().map(|found| found.fix).collect()
+        loans.check(count, &BTreeSet::new()).into_iter().map(|found| found.fix).collect()
     }
 
     /// Regression: an older loan of the same group took the place of one whose lender was away, or whose row
@@ -188,15 +212,35 @@ mod tests {
     }
 
     #[test]
+    fn loans_of_forgotten_targets_are_lost() {
+        let mut loans = Loans::default();
+        let borrowed = |lender| Borrowed { lender, number: 3, loan: loan(5) };
+        let of_lost = [(9, Some(borrowed(TargetId(1)))), (10, Some(borrowed(TargetId(3))))].into();
+        let key = LentKey { borrower: TargetId(1), number: 8 };
+        let (_, lent) = lent(8, 30);
+        let of_borrower =
+            TargetLoans { borrowed: of_lost, lent: [(key, lent.clone())].into(), ..TargetLoans::default() };
+        loans.see(BORROWER, of_borrower);
+        let fixes: Vec<LoanFix> =
+            loans.check(4, &[TargetId(1)].into()).into_iter().map(|found| found.fix).collect();
+        let expected = [
+            LoanFix::DropLoan { borrower: BORROWER, group: 9 },
+            LoanFix::DropLent { lender: BORROWER, key: key.row(), lent: Some(lent) },
+        ];
+        assert_eq!(fixes, expected, "target 3 is away and may come back");
+    }
+
+    #[test]
     fn numbers_go_on_behind_those_that_others_know() {
         let mut loans = Loans::default();
         loans.see(BORROWER, TargetLoans { has_bad_numbers: true, ..TargetLoans::default() });
-        assert!(loans.check(2).is_empty(), "a target is away");
+        assert!(loans.check(2, &BTreeSet::new()).is_empty(), "a target is away");
         loans.see(
             TargetId(1),
             TargetLoans { lent: [lent(3, 5), lent(8, 9)].into(), ..TargetLoans::default() },
         );
-        let fixes: Vec<LoanFix> = loans.check(2).into_iter().map(|found| found.fix).collect();
+        let fixes: Vec<LoanFix> =
+            loans.check(2, &BTreeSet::new()).into_iter().map(|found| found.fix).collect();
         assert!(fixes.contains(&LoanFix::PutNumbers { borrower: BORROWER, highest: 8 }), "{fixes:?}");
     }
 }

@@ -4,10 +4,15 @@ use super::diagnosis::Diagnosis;
 use super::{Fsck, MetaCheck, paths};
 use crate::error::MetaError;
 use crate::rows::{all_entries, all_inodes, all_queued, all_removed, all_xattrs, unknown_keys};
+use futures_util::{StreamExt, stream};
 use penstock_base::Ino;
+use penstock_base::rank::scoped;
 use penstock_kv::{Range, for_each};
 use penstock_session::rows::{all_results, all_sessions};
 use std::collections::BTreeSet;
+
+/// Targets that are read at the same time: each needs memory for the bits of its groups.
+const TARGETS_AT_A_TIME: usize = 4;
 
 impl Fsck<'_> {
     /// Checks everything, as of one moment. Changes nothing.
@@ -20,9 +25,13 @@ impl Fsck<'_> {
     pub(super) async fn diagnose(&self) -> Result<Diagnosis, MetaError> {
         let mut diagnosis = Diagnosis::new(&self.turn.fs(), self.chunk_blocks(), self.count);
         self.progress.phase("chunks, extents and bitmaps");
-        diagnosis.see_target(self.target.config().id, self.chunks.check().await?);
-        for (target, chunks) in &self.others {
-            diagnosis.see_other(*target, chunks.check().await?);
+        let all = std::iter::once(&self.chunks).chain(self.others.iter().map(|(_, chunks)| chunks));
+        let checks = stream::iter(all.map(|chunks| scoped(chunks.check())));
+        let mut checks = std::pin::pin!(checks.buffered(TARGETS_AT_A_TIME));
+        let mut next = async || checks.next().await.expect("a check for each target");
+        diagnosis.see_target(self.target.config().id, next().await?);
+        for (target, _) in &self.others {
+            diagnosis.see_other(*target, next().await?);
         }
         diagnosis.check_loans(&self.forgotten);
         self.each(all_queued(), |key, value| diagnosis.see_queued(key, value)).await?;

@@ -55,8 +55,6 @@ struct Fate {
     leaves: Option<u64>,
     /// On all but one.
     all_but_one: bool,
-    /// The names of these files.
-    ballast: Vec<String>,
     repaired_blocks: u64,
     /// Most bytes that a target had on loan.
     borrowed: u64,
@@ -98,13 +96,8 @@ impl Fate {
             self.free_bytes = machine.node.fs_report().free_bytes;
             load.prepare(&machine).await.unwrap();
             match self.leaves {
-                Some(bytes) if self.all_but_one => {
-                    self.ballast = leave_on_all_but_one(&machine, bytes).await.unwrap();
-                }
-                Some(bytes) => {
-                    leave(&machine, bytes).await.unwrap();
-                    self.ballast = vec!["ballast".to_owned()];
-                }
+                Some(bytes) if self.all_but_one => leave_on_all_but_one(&machine, bytes).await.unwrap(),
+                Some(bytes) => leave(&machine, bytes).await.unwrap(),
                 None => {}
             }
             self.prepared = true;
@@ -239,8 +232,8 @@ impl Fate {
                 load.settle(&machine).await;
                 machine.audit().await;
                 load.remove_all(&machine).await.unwrap();
-                for name in &self.ballast {
-                    machine.client.unlink(machine.client.root(), name.as_bytes(), false).await.unwrap();
+                if self.leaves.is_some() {
+                    machine.client.unlink(machine.client.root(), b"ballast", false).await.unwrap();
                 }
                 machine.check_empty(self.free_bytes).await;
                 machine.audit().await;
@@ -299,7 +292,6 @@ fn run_seed(seed: u64) -> Fate {
         free_bytes: 0,
         leaves,
         all_but_one,
-        ballast: Vec::new(),
         repaired_blocks: 0,
         borrowed: 0,
     };

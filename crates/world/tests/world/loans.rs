@@ -13,7 +13,6 @@ use penstock_node::WantedLayout;
 use penstock_sim::{CutPlan, World};
 use penstock_wire::data::SpaceChange::Reserve;
 use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 const CHUNK: u64 = 1 << 20;
@@ -44,27 +43,25 @@ pub async fn leave(machine: &Machine, bytes: u64) -> Result<(), Failure> {
     machine.client.fsync(ballast).await
 }
 
-/// Leaves each target but one so many bytes: a file on each has reserved the others. Returns their names.
-pub async fn leave_on_all_but_one(machine: &Machine, bytes: u64) -> Result<Vec<String>, Failure> {
+/// Leaves each target but the last one so many bytes: a file on all of them has reserved the others.
+pub async fn leave_on_all_but_one(machine: &Machine, bytes: u64) -> Result<(), Failure> {
     let before = machine.node.layout("/").await.unwrap();
-    let one = WantedLayout { count: Some(1), turn: None };
-    machine.node.set_layout("/", one).await.unwrap();
-    let (mut names, mut full) = (Vec::new(), BTreeSet::new());
-    for number in 1..machine.node.stack_reports().len() {
-        let name = format!("ballast{number}");
-        let ballast = make_file(machine, &name).await?;
-        let target = machine.node.layout(&format!("/{name}")).await.unwrap().targets[0];
-        assert!(full.insert(target), "a full target gets no new file: {full:?} and {target}");
-        let reports = machine.node.stack_reports();
-        let on_it = reports.iter().find(|stack| stack.target == target).expect("it serves");
-        let len = on_it.available_bytes.saturating_sub(bytes) / CHUNK * CHUNK;
-        machine.client.change_space(ballast, 0, len, Reserve, true).await?;
-        machine.client.fsync(ballast).await?;
-        names.push(name);
-    }
-    let as_before = WantedLayout { count: Some(before.count), turn: None };
-    machine.node.set_layout("/", as_before).await.unwrap();
-    Ok(names)
+    let reports = machine.node.stack_reports();
+    let others = &reports[..reports.len() - 1];
+    let set = async |count: usize, turn| {
+        let wanted = WantedLayout { count: Some(count as u16), turn: Some(turn) };
+        machine.node.set_layout("/", wanted).await.unwrap();
+    };
+    set(others.len(), 1).await;
+    let ballast = make_file(machine, "ballast").await?;
+    let targets = machine.node.layout("/ballast").await.unwrap().targets;
+    assert!(targets.iter().copied().eq(others.iter().map(|stack| stack.target)), "{targets:?}");
+    let least = others.iter().map(|stack| stack.available_bytes).min().unwrap_or(0);
+    let each = least.saturating_sub(bytes) / CHUNK * CHUNK;
+    machine.client.change_space(ballast, 0, each * others.len() as u64, Reserve, true).await?;
+    machine.client.fsync(ballast).await?;
+    set(before.count.into(), before.turn).await;
+    Ok(())
 }
 
 async fn write(

@@ -255,6 +255,51 @@ fn names_are_not_restored_without_all_stacks() {
     world.destroy();
 }
 
+/// Nor are restored names repaired while a stack is away that was there when they were restored.
+#[test]
+fn restored_names_are_not_repaired_without_all_stacks() {
+    let site = Site::of_stacks(2);
+    let world = World::new(6210);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        machine.node.copy_maps().await.unwrap();
+        lose_rows_on(&machine.node.find_arrays(Some("meta.0")).unwrap()[0]).await;
+    });
+    run.unwrap();
+    site.cut(&world);
+    let careful = confirmed(Newer::AreCollected).map(|how| Restore { may_lack: false, ..how });
+    site.restore.set(careful);
+    let world = World::new(6211);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        assert_eq!(machine.node.restored().await.unwrap().len(), 1);
+        // It is cut off before the repair.
+        wipe_labels(&site, &machine, "data.1").await;
+    });
+    run.unwrap();
+    site.cut(&world);
+    for may_lack in [false, true] {
+        site.restore.set(careful.map(|how| Restore { may_lack, ..how }));
+        let world = World::new(6212);
+        let run = world.run(async {
+            let started = site.start(&world, &[]).await;
+            if !may_lack {
+                let refused = started.err().unwrap().to_string();
+                assert!(
+                    refused.contains("target 1 is away, and names are not set back without it"),
+                    "{refused}"
+                );
+                return;
+            }
+            let machine = started.unwrap();
+            machine.node.repair_fs().await.unwrap();
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}
+
 /// The power is cut at each kind of write of a restore of several stacks: it is made again, or goes on.
 #[test]
 fn a_restore_of_several_stacks_is_made_again_after_a_power_cut() {

@@ -17,7 +17,7 @@ struct Line {
     release: bool,
 }
 
-const LINES: [Line; 7] = [
+const LINES: [Line; 8] = [
     Line::new(
         "01.1",
         "real input through the mount",
@@ -57,6 +57,14 @@ const LINES: [Line; 7] = [
             "14.5",
             "rates beside an idle mount, and beside silent and hostile connections",
             &[("penstock-cli", Some(("system", "show_beside")))],
+        )
+    },
+    Line {
+        release: true,
+        ..Line::new(
+            "16.2",
+            "the cost of several stacks",
+            &[("penstock-cli", Some(("system", "show_stacks_cost")))],
         )
     },
 ];

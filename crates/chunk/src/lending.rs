@@ -168,6 +168,11 @@ impl Lending {
         all.values().filter_map(Weak::upgrade).filter(|other| !other.commits.is_stopped()).collect()
     }
 
+    /// True if whoever asks this target for something would wait for its drives.
+    fn is_suspended(&self) -> bool {
+        self.volumes.own().array().suspended().is_some()
+    }
+
     /// True if rows may name blocks of loans that a repair has dropped, and nobody has looked since.
     pub(crate) fn has_dropped(&self) -> bool {
         self.numbers.get().is_none_or(|numbers| numbers.has_dropped)
@@ -182,6 +187,17 @@ impl Lending {
     /// The same, once all rows were compared, if they must be.
     async fn settle(&self) -> Result<bool, ChunkError> {
         self.allocator.compare().await?;
+        if self.has_dropped() {
+            let _changing = self.changing.lock().await;
+            let _change = self.commits.gate.change().await;
+            self.clear_dropped().await?;
+        }
+        Ok(self.is_settled())
+    }
+
+    /// Records that no row names blocks of a loan that was dropped, if that is so. Nothing else changes loans
+    /// meanwhile.
+    async fn clear_dropped(&self) -> Result<(), ChunkError> {
         if self.knows_all.get()
             && !self.allocator.has_strays()
             && let Some(numbers) = self.numbers.get().filter(|numbers| numbers.has_dropped)
@@ -192,15 +208,15 @@ impl Lending {
             self.kv.commit_durable(writes).await?;
             self.numbers.set(Some(now));
         }
-        Ok(self.is_settled())
+        Ok(())
     }
 
-    /// A repair has looked at all rows: it can read those of all loans, and no other names blocks of a group
-    /// without one.
+    /// A repair, which has the gate for itself, has looked at all rows: it can read those of all loans, and
+    /// no other names blocks of a group without one.
     pub(crate) async fn set_settled(&self) -> Result<(), ChunkError> {
         self.knows_all.set(true);
         self.allocator.set_strays(false);
-        self.settle().await.map(drop)
+        self.clear_dropped().await
     }
 
     /// The row that says that rows may name blocks of a loan that is dropped with it.
@@ -246,6 +262,7 @@ impl Lending {
         numbers.last += 1;
         if numbers.last > numbers.recorded {
             numbers.recorded = numbers.last + NUMBERS;
+            assert!(!numbers.has_dropped, "no loan begins before somebody has looked");
             let mut writes = WriteSet::new();
             // A loan is what makes space.
             writes.changes_what_is_there();
@@ -339,7 +356,7 @@ impl Lending {
         let _changing = self.changing.lock().await;
         let has: BTreeSet<(TargetId, u64)> =
             self.allocator.space().loans().values().map(|loan| (loan.lender, loan.number)).collect();
-        for other in self.others() {
+        for other in self.others().into_iter().filter(|other| !other.is_suspended()) {
             let may_end = |(key, lent): &(&LentKey, &Lent)| {
                 key.borrower == own && key.number > numbers.forgotten && !lent.is_restored
             };
@@ -412,8 +429,7 @@ impl Lending {
     /// many as are needed.
     async fn borrow(&self, wanted: u64) -> Result<bool, ChunkError> {
         let mut others = self.others();
-        // Whoever is suspended would keep the caller waiting.
-        others.retain(|other| other.volumes.own().array().suspended().is_none());
+        others.retain(|other| !other.is_suspended());
         // The group of a loan that is not known may be the next one.
         if others.is_empty() || !self.settle().await? {
             return Ok(false);
@@ -598,6 +614,11 @@ impl Lending {
         if !self.allocator.space().idle_loans().contains(&group) {
             return Ok(());
         }
+        let lender_of = |group| self.allocator.space().loans().get(&group).map(|borrowed| borrowed.lender);
+        let lender = lender_of(group).and_then(|id| self.others().into_iter().find(|other| other.id == id));
+        if lender.as_ref().is_some_and(|lender| lender.is_suspended()) {
+            return Ok(());
+        }
         let borrowed = self.allocator.end_loan(group);
         let mut writes = WriteSet::new();
         writes.changes_what_is_there();
@@ -609,7 +630,6 @@ impl Lending {
         self.volumes.end_loan(group);
         tracing::info!(target = %self.id, ?borrowed, "borrowed blocks are given back");
         let key = LentKey { borrower: self.id, number: borrowed.number };
-        let lender = self.others().into_iter().find(|other| other.id == borrowed.lender);
         match lender {
             Some(lender) => lender.take_back(key).await,
             // It ends when both have opened again.

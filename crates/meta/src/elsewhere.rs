@@ -8,6 +8,7 @@ use crate::forgotten::Forgotten;
 use crate::inode::{FileKind, Inode, Layout};
 use crate::other_target::{HeldFile, OtherTarget};
 use futures_util::future::join_all;
+use penstock_base::rank::scoped;
 use penstock_base::{FileId, Spread, TargetId};
 use penstock_chunk::{ChunkError, Cut, SpaceUsage};
 use std::cell::RefCell;
@@ -43,7 +44,7 @@ impl Held {
     /// Has truncations carried out that are durable here. Where that fails they are owed, and nothing else is
     /// done with the file there.
     pub(crate) async fn settle(&self) -> Result<(), ChunkError> {
-        join_all(self.0.iter().map(|(_, held)| held.settle())).await.into_iter().collect()
+        join_all(self.0.iter().map(|(_, held)| scoped(held.settle()))).await.into_iter().collect()
     }
 }
 

@@ -174,12 +174,13 @@ struct Done {
 
 /// Carries out all entries that are there now, and records the answers.
 async fn pass(parts: &Parts) -> Result<(), MetaError> {
-    let Some(mut from) = parts.queue.first(|id| parts.elsewhere.serves(id)) else { return Ok(()) };
+    // A target that is forgotten meanwhile is asked in the next pass, from its first entry on.
+    let serving = parts.elsewhere.serving();
+    let is_asked = |id| serving.iter().any(|target| target.id() == id);
+    let Some(mut from) = parts.queue.first(is_asked) else { return Ok(()) };
     let upto = parts.queue.committed();
     // Before any target acts.
     parts.flush().await?;
-    // A target that is forgotten meanwhile is asked in the next pass.
-    let serving = parts.elsewhere.serving();
     let mut progress: BTreeMap<TargetId, Progress> =
         serving.iter().map(|target| (target.id(), Progress::default())).collect();
     while from <= upto && !parts.is_stopped() {

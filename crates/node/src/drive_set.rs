@@ -53,7 +53,7 @@ impl DriveSet {
         events: &Rc<Events>,
         drives: Vec<Rc<DriveHandle>>,
     ) -> Rc<Self> {
-        Rc::new(Self {
+        let set = Self {
             env: env.clone(),
             backing,
             store,
@@ -66,7 +66,9 @@ impl DriveSet {
             replacing: RefCell::default(),
             changing: Mutex::default(),
             keep_places: RefCell::default(),
-        })
+        };
+        set.keep(|_| false);
+        Rc::new(set)
     }
 
     /// Identifier of the store.
@@ -114,9 +116,26 @@ impl DriveSet {
         self.absent.borrow().iter().find(has_drive).cloned()
     }
 
-    /// Nobody waits for the arrays of a stack any more that does not serve.
+    /// Nobody waits for the arrays of a stack any more that does not serve, nor for drives that only it
+    /// needed.
     pub(crate) fn forget(&self, stack: StackNo) {
         self.absent.borrow_mut().retain(|array| array.stack != stack);
+        // One that is there may be about to replace another.
+        self.keep(|drive| drive.is_online());
+        if let Err(why) = self.note_places() {
+            tracing::warn!(why, "the paths of the drives could not be saved");
+        }
+    }
+
+    /// Drives stay in the list that have a part of an array that is not forgotten, and these others.
+    fn keep(&self, others: impl Fn(&DriveHandle) -> bool) {
+        let is_needed = |drive: &Rc<DriveHandle>| {
+            let id = drive.id();
+            others(drive)
+                || self.arrays.iter().any(|array| array.member_on(id).is_some())
+                || self.absent_on(id).is_some()
+        };
+        self.list.borrow_mut().retain(is_needed);
     }
 
     /// Takes a drive out of service. Refused if an array could not survive that, or if nobody knows, because
@@ -358,7 +377,10 @@ impl DriveSet {
             }
             // A start must find the labels that the arrays write next.
             let rows: Vec<SliceEntry> = self.arrays.iter().filter_map(row).collect();
-            assert!(!rows.is_empty(), "a drive that is replaced has a slice");
+            if rows.is_empty() {
+                let why = format!("drive {} is not replaced: no array has a part on it", old.id());
+                return Err(AdminError::Refused(why));
+            }
             new.put_slices(&rows).await.map_err(|error| {
                 AdminError::Refused(format!("drive {} does not take its superblock: {error}", new.id()))
             })?;

@@ -113,6 +113,13 @@ impl Fsck<'_> {
         self.lending.set_numbers(last).await
     }
 
+    /// A repair has failed: what it had not come to is looked at again before anything is borrowed.
+    pub fn give_up_repair(&self) {
+        if !self.lending.is_settled() {
+            self.allocator.must_compare();
+        }
+    }
+
     /// The target can borrow again, if it could not and nothing is left that keeps it from that. A repair is
     /// over.
     pub async fn settle_loans(&self) -> Result<(), ChunkError> {

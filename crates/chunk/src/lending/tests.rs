@@ -833,3 +833,29 @@ fn blocks_of_a_loan_in_a_group_whose_bits_cannot_be_read_are_kept() {
         assert!(targets[1].fsck(&quiet).may_lend(key, &lent).await.unwrap());
     });
 }
+
+/// Regression: blocks that were written over lost ones have a reservation too, and an assertion said that
+/// they have none when they were made to read as zeros before they were written back.
+#[test]
+fn dirty_blocks_over_lost_ones_can_be_made_zeros() {
+    on_volumes(3, async |benches| {
+        let targets = open(benches).await;
+        let files = fill_beyond(&targets[0], 4).await;
+        assert_all_clean(benches, &targets).await;
+        targets[0].part(first_loan(&targets[0]).1.lender);
+        let mut away = None;
+        for ino in 2..files + 2 {
+            let read = targets[0].read(chunk_key(ino, 0), 0, CHUNK, CLIENT).await;
+            away = away.or(matches!(read, Err(ChunkError::LenderAway { .. })).then_some(ino));
+        }
+        let key = chunk_key(away.expect("a file has a block there"), 0);
+        let (data, crcs) = blocks_of(&[9; 3]);
+        targets[0].write(key, 0, &data, &crcs, known(0), CLIENT).await.unwrap();
+        targets[0].preallocate(key.file, 1..2, true, known(0)).await.unwrap();
+        targets[0].commit(key.file, false).await.unwrap();
+        assert_eq!(targets[0].read(key, 0, 1, CLIENT).await.unwrap().gather().as_ref()[0], 9);
+        let reserved = targets[0].allocator.space().free_of_volume();
+        targets[0].commit_all().await.unwrap();
+        assert_eq!(targets[0].allocator.space().free_of_volume(), reserved, "no reservation is left");
+    });
+}

@@ -30,6 +30,7 @@ mod real_input;
 mod remote_mount;
 mod renames;
 mod speed;
+mod stacks_cost;
 mod store;
 mod targets;
 mod two_mounts;

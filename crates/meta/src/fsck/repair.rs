@@ -63,6 +63,10 @@ impl Fsck<'_> {
         self.others.iter().for_each(|(_, chunks)| chunks.forget_chunks());
         self.turn.forget();
         let result = self.repair_rounds().await;
+        if result.is_err() {
+            self.chunks.give_up_repair();
+            self.others.iter().for_each(|(_, chunks)| chunks.give_up_repair());
+        }
         // The caches must not keep a state from before the repair, even if it failed.
         self.chunks.forget_chunks();
         self.others.iter().for_each(|(_, chunks)| chunks.forget_chunks());

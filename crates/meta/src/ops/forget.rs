@@ -20,16 +20,27 @@ pub async fn forgotten_targets(kv: &dyn Kv) -> Result<BTreeSet<TargetId>, MetaEr
 /// Forgets a target of another stack that does not serve, durably. The work that waits for it is dropped
 /// next.
 pub(crate) async fn forget(parts: &Parts, target: TargetId) -> Result<(), MetaError> {
-    assert!(parts.elsewhere.is_absent(target), "target {target} does not serve");
+    let is_done = || parts.elsewhere.forgotten().contains(&target);
+    assert!(parts.elsewhere.is_absent(target) || is_done(), "target {target} does not serve");
     let turn = parts.names.turn().await;
     let mut gone = forgotten_targets(turn.kv()).await?;
-    gone.insert(target);
+    // Another request may have been first.
+    if is_done() || !gone.insert(target) {
+        drop(turn);
+        parts.flush().await?;
+        if !is_done() {
+            parts.elsewhere.forget(target);
+        }
+        return Ok(());
+    }
     let mut writes = WriteSet::new();
     writes.put(gone_key(), encode_gone(&gone));
     turn.commit_queue(writes).await?;
     drop(turn);
     parts.flush().await?;
-    parts.elsewhere.forget(target);
+    if !is_done() {
+        parts.elsewhere.forget(target);
+    }
     parts.queue.wake();
     // Removed files may have waited for room in its queue.
     parts.removed.borrow_mut().retry_all();

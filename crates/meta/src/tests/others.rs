@@ -515,6 +515,7 @@ fn nobody_waits_for_a_target_that_is_forgotten() {
         bed.meta.sync().await.unwrap();
         let before = bed.kv.clone();
         bed.meta.forget(TargetId(2)).await.unwrap();
+        bed.meta.forget(TargetId(2)).await.unwrap();
         assert!(before.get(crate::rows::gone_key()).await.unwrap().is_some());
         set(bed, ino, size(1)).await.unwrap();
         bed.meta.wait_reaped().await;

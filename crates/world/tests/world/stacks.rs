@@ -151,6 +151,7 @@ fn a_forgotten_target_stays_away() {
         let lost = machine.node.forget_target(1).await.unwrap();
         assert_eq!((lost.state.as_str(), lost.files, lost.queued_work), ("forgotten", 1, 0));
         machine.node.fail_drive(&first).await.unwrap();
+        machine.node.replace_drive(&first, Some("another")).await.unwrap();
         let file = machine.client.lookup(root, b"file").await.unwrap().file();
         assert!(machine.client.read(file, CHUNK, 4096).await.is_err(), "what it had is lost");
         assert!(machine.client.read(file, 2 * CHUNK, 4096).await.is_ok(), "others have the rest");
@@ -171,6 +172,9 @@ fn a_forgotten_target_stays_away() {
             let machine = site.start(&world, &[]).await.unwrap();
             let state = machine.node.stack_reports()[1].state.clone();
             assert_eq!(state == "forgotten", is_forgotten, "{state}");
+            let drives = machine.node.status().drives;
+            let are_there = drives.iter().filter(|drive| drive.state == "online").count();
+            assert_eq!((drives.len(), are_there), (6, 6), "no other one is needed: {drives:?}");
             let status = machine.node.status();
             assert_ne!(status.health, "failed", "{status:?}");
             machine.audit().await;

@@ -59,7 +59,8 @@ impl Loans {
                     Some(Self::lost_loan(*target, *group, borrowed))
                 }
                 Some(borrowed) => self.check_loan(*target, *group, borrowed),
-                None => self.check_bad_loan(*target, *group, are_all),
+                // Nobody knows the loans of a forgotten one.
+                None => self.check_bad_loan(*target, *group, (are_all, forgotten.is_empty())),
             }));
             found.extend(of.lent.iter().filter_map(|(key, lent)| match is_lost(key.borrower) {
                 true => Some(Self::unused_loan(*target, *key, lent)),
@@ -79,7 +80,12 @@ impl Loans {
     }
 
     /// The row of a loan cannot be read, which its target has found.
-    fn check_bad_loan(&self, borrower: TargetId, group: u64, are_all: bool) -> Option<Found> {
+    fn check_bad_loan(
+        &self,
+        borrower: TargetId,
+        group: u64,
+        (are_all, are_whole): (bool, bool),
+    ) -> Option<Found> {
         // A target that is away may have lent the group of this number last, or one whose row of it cannot be
         // read: then nobody knows which blocks it has.
         if !are_all {
@@ -87,7 +93,7 @@ impl Loans {
         }
         let is_of_another = |key: &Vec<u8>| LentKey::decode(key).is_ok_and(|key| key.borrower != borrower);
         let are_known = self.0.values().flat_map(|of| &of.bad_lent).all(is_of_another);
-        let fix = match self.lent_as(borrower, group).filter(|_| are_known) {
+        let fix = match self.lent_as(borrower, group).filter(|_| are_known && are_whole) {
             Some(borrowed) => LoanFix::PutLoan { borrower, group, borrowed },
             None => LoanFix::DropLoan { borrower, group },
         };

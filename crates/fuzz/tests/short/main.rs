@@ -56,6 +56,7 @@ short! {
     lent_row = "lent-row",
     loan_row = "loan-row",
     reserved_row = "reserved-row",
+    forgotten_row = "forgotten-row",
     counter_row = "counter-row",
     file_row = "file-row",
     account_row = "account-row",

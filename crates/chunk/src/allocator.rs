@@ -203,7 +203,7 @@ impl Allocator {
         loop {
             let freed_before = self.space.borrow().freed();
             let kinds = |range: Range<u64>| [Kind::Partial, Kind::Empty].map(|kind| (range.clone(), kind));
-            for (range, kind) in self.sources(source).into_iter().flat_map(kinds) {
+            for (range, kind) in self.sources(source).flat_map(kinds) {
                 let mut from = range.start;
                 while let Some(group) = self.next_group(kind, from..range.end) {
                     self.load(group).await?;
@@ -226,15 +226,15 @@ impl Allocator {
 
     /// The groups from which blocks are taken, in this order. The volume keeps its headroom as long as loans
     /// have free blocks: it would have to borrow as much again for the next write.
-    fn sources(&self, source: Source) -> Vec<Range<u64>> {
+    fn sources(&self, source: Source) -> impl Iterator<Item = Range<u64>> + use<> {
         let space = self.space.borrow();
         let (own, borrowed) = (0..space.groups().own(), space.groups().own()..space.groups().count());
-        match source {
-            Source::Any if borrowed.is_empty() => vec![own],
-            Source::Any if space.is_low() => vec![borrowed, own],
-            Source::Any => vec![own, borrowed],
-            Source::Own => vec![own],
-        }
+        let all = match source {
+            Source::Any if space.is_low() => [borrowed, own],
+            Source::Any => [own, borrowed],
+            Source::Own => [own, 0..0],
+        };
+        all.into_iter().filter(|groups| !groups.is_empty())
     }
 
     fn next_group(&self, kind: Kind, range: Range<u64>) -> Option<u64> {

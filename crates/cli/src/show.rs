@@ -636,14 +636,19 @@ pub fn check_progress(progress: &FsCheckProgress) -> String {
     }
 }
 
+/// The names of a file, for people.
+fn names_of(inode: u64, paths: &[String]) -> Vec<String> {
+    match paths {
+        [] => vec![format!("inode {inode} (open, without a name)")],
+        paths => paths.iter().map(|path| printable(path)).collect(),
+    }
+}
+
 /// Writes the files that may have something on a target that does not serve.
 pub fn files_on(lost: &TargetFilesReport, mut to: impl std::io::Write) -> std::io::Result<()> {
     writeln!(to, "target {} does not serve: {}", lost.target, lost.reason)?;
-    for file in &lost.listed_files {
-        match file.paths.as_slice() {
-            [] => writeln!(to, "    inode {} (open, without a name)", file.inode)?,
-            paths => paths.iter().try_for_each(|path| writeln!(to, "    {}", printable(path)))?,
-        }
+    for name in lost.listed_files.iter().flat_map(|file| names_of(file.inode, &file.paths)) {
+        writeln!(to, "    {name}")?;
     }
     let more = lost.files.saturating_sub(lost.listed_files.len() as u64);
     if more > 0 {
@@ -660,10 +665,7 @@ pub fn damaged(damaged: &DamagedReport) {
         }
     }
     for file in &damaged.files {
-        match file.paths.as_slice() {
-            [] => println!("inode {} (open, without a name)", file.inode),
-            paths => paths.iter().for_each(|path| println!("{}", printable(path))),
-        }
+        names_of(file.inode, &file.paths).iter().for_each(|name| println!("{name}"));
         for range in &file.ranges {
             println!(
                 "    bytes {} to {} ({} blocks at volume block {})",

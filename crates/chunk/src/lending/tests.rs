@@ -92,6 +92,20 @@ async fn fill(target: &Target) -> u64 {
     unreachable!("it is full some time")
 }
 
+/// Of so many files of one chunk those that cannot be read because a lender is away. Panics if one cannot be
+/// read for another reason.
+async fn away_of(target: &Target, files: u64, lender: TargetId) -> Vec<u64> {
+    let mut away = Vec::new();
+    for ino in 2..files + 2 {
+        match target.read(chunk_key(ino, 0), 0, CHUNK, CLIENT).await {
+            Ok(_) => {}
+            Err(ChunkError::LenderAway { lender: found }) if found == lender => away.push(ino),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    away
+}
+
 #[test]
 fn a_full_target_goes_on_with_the_space_of_others_and_gives_it_back() {
     on_volumes(3, async |benches| {
@@ -183,14 +197,8 @@ fn a_lender_that_is_away_keeps_only_its_own_blocks() {
         stop(targets);
         let target = benches[0].target_of(TargetId(0)).await;
         target.meet(&[]);
-        let (mut away, mut there) = (Vec::new(), Vec::new());
-        for ino in 2..files + 2 {
-            match target.read(chunk_key(ino, 0), 0, CHUNK, CLIENT).await {
-                Ok(_) => there.push(ino),
-                Err(ChunkError::LenderAway { lender: TargetId(1) }) => away.push(ino),
-                Err(error) => panic!("{error}"),
-            }
-        }
+        let away = away_of(&target, files, TargetId(1)).await;
+        let mut there: Vec<u64> = (2..files + 2).filter(|ino| !away.contains(ino)).collect();
         assert!(!away.is_empty() && !there.is_empty());
         let usage = target.usage();
         let available = usage.available_blocks();
@@ -434,14 +442,7 @@ fn a_lender_that_ends_is_parted_with() {
         assert_all_clean(benches, &targets).await;
         targets[1].stop();
         targets[0].part(TargetId(1));
-        let mut away = Vec::new();
-        for ino in 2..files + 2 {
-            match targets[0].read(chunk_key(ino, 0), 0, CHUNK, CLIENT).await {
-                Ok(_) => {}
-                Err(ChunkError::LenderAway { lender: TargetId(1) }) => away.push(ino),
-                Err(error) => panic!("{error}"),
-            }
-        }
+        let away = away_of(&targets[0], files, TargetId(1)).await;
         assert!(!away.is_empty());
         // Space of such a file is freed, and none of it is used or discarded meanwhile.
         for ino in [away[0], 2, 3] {
@@ -713,14 +714,7 @@ fn overwritten_blocks_of_a_lender_that_is_away_get_space_of_another_one() {
         assert_all_clean(benches, &targets).await;
         let lender = first_loan(&targets[0]).1.lender;
         targets[0].part(lender);
-        let away: Vec<u64> = {
-            let mut away = Vec::new();
-            for ino in 2..files + 2 {
-                let read = targets[0].read(chunk_key(ino, 0), 0, CHUNK, CLIENT).await;
-                away.extend(matches!(read, Err(ChunkError::LenderAway { .. })).then_some(ino));
-            }
-            away
-        };
+        let away = away_of(&targets[0], files, lender).await;
         assert!(away.len() > 2, "{away:?}");
         for ino in &away {
             try_write(&targets[0], *ino, 0, 0xcc).await.unwrap();
@@ -842,13 +836,9 @@ fn dirty_blocks_over_lost_ones_can_be_made_zeros() {
         let targets = open(benches).await;
         let files = fill_beyond(&targets[0], 4).await;
         assert_all_clean(benches, &targets).await;
-        targets[0].part(first_loan(&targets[0]).1.lender);
-        let mut away = None;
-        for ino in 2..files + 2 {
-            let read = targets[0].read(chunk_key(ino, 0), 0, CHUNK, CLIENT).await;
-            away = away.or(matches!(read, Err(ChunkError::LenderAway { .. })).then_some(ino));
-        }
-        let key = chunk_key(away.expect("a file has a block there"), 0);
+        let lender = first_loan(&targets[0]).1.lender;
+        targets[0].part(lender);
+        let key = chunk_key(away_of(&targets[0], files, lender).await[0], 0);
         let (data, crcs) = blocks_of(&[9; 3]);
         targets[0].write(key, 0, &data, &crcs, known(0), CLIENT).await.unwrap();
         targets[0].preallocate(key.file, 1..2, true, known(0)).await.unwrap();

@@ -24,20 +24,13 @@ pub(crate) async fn forget(parts: &Parts, target: TargetId) -> Result<(), MetaEr
     assert!(parts.elsewhere.is_absent(target) || is_done(), "target {target} does not serve");
     let turn = parts.names.turn().await;
     let mut gone = forgotten_targets(turn.kv()).await?;
-    // Another request may have been first.
-    if is_done() || !gone.insert(target) {
-        drop(turn);
-        parts.flush().await?;
-        if !is_done() {
-            parts.elsewhere.forget(target);
-        }
-        return Ok(());
-    }
+    gone.insert(target);
     let mut writes = WriteSet::new();
     writes.put(gone_key(), encode_gone(&gone));
     turn.commit_queue(writes).await?;
     drop(turn);
     parts.flush().await?;
+    // Another request may have been first.
     if !is_done() {
         parts.elsewhere.forget(target);
     }

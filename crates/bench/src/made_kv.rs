@@ -8,7 +8,7 @@ use penstock_chunk::rows::{
     Counts, GROUP_WORDS, GROUPS_IN_A_ROW, all_counts, counts_key, decode_counts_key, decode_group_key,
     encode_counts, encode_group,
 };
-use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
+use penstock_kv::{Kv, KvError, KvRead, MemKv, Row, Usage, WriteSet};
 use std::rc::Rc;
 
 /// The budget of the rows that are written.
@@ -72,7 +72,7 @@ impl MadeKv {
     }
 }
 
-impl Kv for MadeKv {
+impl KvRead for MadeKv {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
         Box::pin(async move {
             let written = self.written.get(key.clone()).await?;
@@ -115,6 +115,12 @@ impl Kv for MadeKv {
         Box::pin(
             async move { Ok(self.scan(from, until, limit).await?.into_iter().map(|(key, _)| key).collect()) },
         )
+    }
+}
+
+impl Kv for MadeKv {
+    fn snapshot(&self) -> LocalBoxFuture<'_, Result<Rc<dyn KvRead>, KvError>> {
+        self.written.snapshot()
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {

@@ -55,6 +55,15 @@ pub(crate) enum Source {
     Any,
 }
 
+/// The lenders from whose loans blocks may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lenders {
+    /// Those that answer at once.
+    Ready,
+    /// Also those that are suspended: the write waits.
+    All,
+}
+
 /// The free space of one target.
 pub(crate) struct Allocator {
     env: Env,
@@ -62,6 +71,8 @@ pub(crate) struct Allocator {
     kv: Rc<dyn Kv>,
     chunk_blocks: u32,
     space: RefCell<Space>,
+    /// The time at which no block could be allocated although some counted as free.
+    barred_at: Cell<Duration>,
     /// Locked while a group is read.
     loading: RankedMutex<()>,
     group_reads: Cell<u64>,
@@ -97,6 +108,7 @@ impl Allocator {
             kv: kv.clone(),
             chunk_blocks,
             space: RefCell::new(space),
+            barred_at: Cell::default(),
             loading: RankedMutex::new(ranks::LOAD, ()),
             group_reads: Cell::new(0),
             is_compared: Cell::new(true),
@@ -155,6 +167,10 @@ impl Allocator {
 
     /// Reserves blocks of free space, or fails with [`ChunkError::NoSpace`].
     pub(crate) fn reserve(&self, wanted_blocks: u64) -> Result<(), ChunkError> {
+        if self.env.now() >= self.barred_at.get() + REST {
+            // Drives may be back, and that is not told.
+            self.space.borrow_mut().clear_barred();
+        }
         if self.space.borrow_mut().reserve(wanted_blocks) {
             return Ok(());
         }
@@ -178,28 +194,38 @@ impl Allocator {
     pub(crate) async fn allocate_reserved(&self, wanted: u64, source: Source) -> Result<Run, ChunkError> {
         assert!(wanted > 0, "a run has a block");
         self.compare().await?;
-        let mut run = self.allocate(wanted, source).await?;
+        let mut run = self.allocate(wanted, source, Lenders::Ready).await?;
         if run.is_none() {
             // The missing blocks are in a running discard.
             let _no_discard = self.discarding.lock().await;
-            run = self.allocate(wanted, source).await?;
+            run = self.allocate(wanted, source, Lenders::Ready).await?;
         }
         while run.is_none() && !self.is_swept() {
             // Or in stripes that the sweep has not come to.
             self.sweep_on().await?;
-            run = self.allocate(wanted, source).await?;
+            run = self.allocate(wanted, source, Lenders::Ready).await?;
         }
         if run.is_none() {
             // Some stripe may be usable again, and that is not told of each.
             self.space.borrow_mut().clear_unusable();
-            run = self.allocate(wanted, source).await?;
+            run = self.allocate(wanted, source, Lenders::All).await?;
         }
         assert!(run.is_none_or(|(_, count)| (1..=wanted).contains(&count)), "{run:?} for {wanted} blocks");
+        if run.is_none() && source == Source::Any {
+            // Otherwise the same blocks would be promised to the next write.
+            self.space.borrow_mut().bar_free();
+            self.barred_at.set(self.env.now());
+        }
         run.ok_or(ChunkError::NoSpace { free_blocks: 0, wanted_blocks: wanted })
     }
 
     /// Allocates one run of up to `wanted` blocks; none if no block is free that may be used.
-    async fn allocate(&self, wanted: u64, source: Source) -> Result<Option<Run>, ChunkError> {
+    async fn allocate(
+        &self,
+        wanted: u64,
+        source: Source,
+        lenders: Lenders,
+    ) -> Result<Option<Run>, ChunkError> {
         loop {
             let freed_before = self.space.borrow().freed();
             let kinds = |range: Range<u64>| [Kind::Partial, Kind::Empty].map(|kind| (range.clone(), kind));
@@ -207,7 +233,7 @@ impl Allocator {
                 let mut from = range.start;
                 while let Some(group) = self.next_group(kind, from..range.end) {
                     self.load(group).await?;
-                    if let Some(stripe) = self.usable_in(group, kind).await? {
+                    if let Some(stripe) = self.usable_in(group, kind, lenders).await? {
                         assert!(self.is_loaded(stripe), "group {group} is in memory until the next wait");
                         return Ok(Some(self.space.borrow_mut().allocate(stripe, wanted)));
                     }
@@ -243,12 +269,13 @@ impl Allocator {
 
     /// The first stripe of a kind in a group from which blocks may be allocated. The group is in memory
     /// until the next wait.
-    async fn usable_in(&self, group: u64, kind: Kind) -> Result<Option<u64>, ChunkError> {
+    async fn usable_in(&self, group: u64, kind: Kind, lenders: Lenders) -> Result<Option<u64>, ChunkError> {
         let mut written = BTreeSet::new();
         loop {
             let is_usable = |stripe: u64| {
                 let is_unreadable = self.volumes.knows_unreadable(stripe) == Some(true);
-                !is_unreadable && (self.is_judged(stripe) || !written.contains(&stripe))
+                let is_ready = lenders == Lenders::All || !self.volumes.is_suspended(stripe);
+                !is_unreadable && is_ready && (self.is_judged(stripe) || !written.contains(&stripe))
             };
             let found = self.space.borrow().first_in(group, kind, is_usable);
             let Some(stripe) = found else { return Ok(None) };
@@ -392,7 +419,8 @@ impl Allocator {
         };
         let mut written = BTreeSet::new();
         while has_space() {
-            let reusable = self.idle.borrow_mut().take_reusable(within.clone());
+            let reusable =
+                self.idle.borrow_mut().take_reusable(within.clone(), |stripe| self.is_ready(stripe));
             if let Some(stripe) = reusable {
                 match take(stripe).await {
                     Ok(true) => return Ok(Some(stripe)),
@@ -406,6 +434,7 @@ impl Allocator {
             if self.discard_some(Discard::InTable, within.clone()).await? == 0 {
                 let may_be_unwritten = |stripe: u64| {
                     !written.contains(&stripe)
+                        && self.is_ready(stripe)
                         && self.volumes.knows_unreadable(stripe) != Some(true)
                         && self.volumes.knows_unwritten(stripe) != Some(false)
                 };
@@ -417,6 +446,11 @@ impl Allocator {
             }
         }
         Ok(None)
+    }
+
+    /// True if a write to a stripe or its discard does not wait for the lender.
+    fn is_ready(&self, stripe: u64) -> bool {
+        !self.volumes.is_suspended(stripe)
     }
 
     /// The last empty stripe of some groups for which `usable` is true.
@@ -445,7 +479,7 @@ impl Allocator {
         // A stripe without a bit may have blocks of a file.
         self.compare().await?;
         let _one = self.discarding.lock().await;
-        let found = self.idle.borrow().reusable_count(within.clone());
+        let found = self.idle.borrow().reusable_count(within.clone(), |stripe| self.is_ready(stripe));
         if how == Discard::InTable && found > 0 {
             // A caller that had the lock before discarded these in the table.
             return Ok(found);
@@ -478,7 +512,16 @@ impl Allocator {
         let per_stripe = self.volumes.stripe_blocks();
         let mut run: Option<(u64, u64)> = None;
         loop {
-            let next = self.idle.borrow_mut().source(how).range(within.clone()).next().copied();
+            let mut next = None;
+            if let Some(stripe) = self
+                .idle
+                .borrow_mut()
+                .source(how)
+                .range(within.clone())
+                .find(|stripe| self.is_ready(**stripe))
+            {
+                next = Some(*stripe);
+            }
             let Some(stripe) = next else { return Ok(run) };
             if run.is_some_and(|(first, count)| first + count != stripe || count == BATCH) {
                 return Ok(run);

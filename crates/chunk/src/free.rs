@@ -119,6 +119,7 @@ pub(crate) enum Use {
 }
 
 /// The free space of one target.
+#[derive(Clone)]
 pub(crate) struct Space {
     groups: Groups,
     counts: Vec<Counts>,
@@ -133,6 +134,9 @@ pub(crate) struct Space {
     /// Those of them that are in borrowed groups, with blocks that these do not have.
     used_of_loans: u64,
     reserved: u64,
+    /// Free blocks of which none could be allocated when that was last tried, as those of stripes that cannot
+    /// be read: they are promised to nobody.
+    barred: u64,
     /// Used blocks that are taken only while their stripes are being discarded.
     discarding: u64,
     /// Blocks freed so far.
@@ -165,6 +169,7 @@ impl Space {
             used_blocks: 0,
             used_of_loans: 0,
             reserved: 0,
+            barred: 0,
             discarding: 0,
             freed: 0,
             suspects: BTreeSet::new(),
@@ -517,7 +522,10 @@ impl Space {
         SpaceUsage {
             total_blocks: self.groups.blocks(),
             // While a write is written back, its blocks are both reserved and used.
-            free_blocks: self.groups.all_blocks().saturating_sub(self.used_blocks + self.reserved),
+            free_blocks: self
+                .groups
+                .all_blocks()
+                .saturating_sub(self.used_blocks + self.reserved + self.barred),
             headroom_blocks: self.headroom_blocks(),
         }
     }
@@ -550,6 +558,17 @@ impl Space {
             self.reserved += blocks;
         }
         enough
+    }
+
+    /// No free block can be allocated. Those that become free, or are borrowed, from now on can.
+    pub(crate) fn bar_free(&mut self) {
+        self.barred = self.groups.all_blocks().saturating_sub(self.used_blocks);
+        assert!(self.usage().free_blocks == 0, "none is promised");
+    }
+
+    /// Free blocks may be allocated again.
+    pub(crate) fn clear_barred(&mut self) {
+        self.barred = 0;
     }
 
     /// Releases a reservation, because the blocks are allocated now or the write is void. Panics if fewer are

@@ -1,7 +1,8 @@
 //! Checks and repairs of a target.
 //!
 //! [`Fsck`] has the methods that are legal only while nothing else changes rows: it is made from the guard of
-//! the quiet gate ([`crate::Target::fsck`]), so a repair cannot be called on a target that serves.
+//! the quiet gate ([`crate::Target::fsck`]), so a repair cannot be called on a target that serves. A [`View`]
+//! is taken with it, and is checked while changes go on.
 
 mod damaged;
 mod loans;
@@ -9,36 +10,75 @@ mod repair;
 mod survey;
 
 pub use damaged::DamagedRuns;
-pub(crate) use damaged::find_damaged;
+pub(crate) use damaged::{find_damaged, lost_with};
 pub use survey::{Owned, TargetCheck, TargetLoans};
 
 use crate::ChunkError;
 use crate::allocator::Allocator;
 use crate::cache::ChunkCache;
 use crate::commit::Commits;
+use crate::free::Space;
 use crate::lending::Lending;
 use crate::volumes::Volumes;
-use penstock_kv::{Kv, WriteSet};
+use penstock_kv::{Kv, KvRead, WriteSet};
+use std::rc::Rc;
 use survey::Survey;
 
 /// Access to a target for checks and repairs.
 pub struct Fsck<'a> {
-    pub(crate) volumes: &'a Volumes,
+    pub(crate) volumes: &'a Rc<Volumes>,
     pub(crate) kv: &'a dyn Kv,
     pub(crate) cache: &'a ChunkCache,
-    pub(crate) allocator: &'a Allocator,
+    pub(crate) allocator: &'a Rc<Allocator>,
     pub(crate) commits: &'a Commits,
     pub(crate) lending: &'a Lending,
     pub(crate) chunk_blocks: u32,
 }
 
+/// A target as it was at one moment: its rows, and a copy of its free space in memory. Which stripes are
+/// written is looked up later.
+pub struct View {
+    volumes: Rc<Volumes>,
+    allocator: Rc<Allocator>,
+    rows: Rc<dyn KvRead>,
+    space: Space,
+    chunk_blocks: u32,
+}
+
+impl View {
+    /// Checks all rows.
+    pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
+        let survey = Survey::read(&self.volumes, &*self.rows, self.chunk_blocks).await?;
+        survey.check(&self.volumes, &*self.rows, &self.space, &self.allocator).await
+    }
+}
+
 impl Fsck<'_> {
-    /// Reads all map rows and bitmaps.
-    async fn survey(&self) -> Result<Survey, ChunkError> {
-        // Written stripes that it has not come to would be findings.
+    /// Waits for what would be findings although nothing is wrong.
+    async fn come_to_rest(&self) -> Result<(), ChunkError> {
+        // Written stripes that it has not come to.
         self.allocator.sweep().await?;
         // A block that waits to be free would be freed although it has an owner by then.
-        self.commits.finish_syncs().await?;
+        self.commits.finish_syncs().await
+    }
+
+    /// The target of this moment. The caller has made everything durable.
+    pub async fn view(&self) -> Result<View, ChunkError> {
+        self.come_to_rest().await?;
+        let rows = self.kv.snapshot().await?;
+        assert!(self.allocator.is_swept(), "all written stripes are known");
+        Ok(View {
+            volumes: self.volumes.clone(),
+            allocator: self.allocator.clone(),
+            rows,
+            space: self.allocator.space().clone(),
+            chunk_blocks: self.chunk_blocks,
+        })
+    }
+
+    /// Reads all map rows and bitmaps.
+    async fn survey(&self) -> Result<Survey, ChunkError> {
+        self.come_to_rest().await?;
         Survey::read(self.volumes, self.kv, self.chunk_blocks).await
     }
 
@@ -57,6 +97,8 @@ impl Fsck<'_> {
 
     /// Checks all rows. The caller has made everything durable.
     pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
-        self.survey().await?.check(self.volumes, self.kv, self.allocator).await
+        let survey = self.survey().await?;
+        let space = self.allocator.space().clone();
+        survey.check(self.volumes, self.kv, &space, self.allocator).await
     }
 }

@@ -49,14 +49,18 @@ impl Idle {
         self.aged.extend(stripes);
     }
 
-    /// The number of stripes of a range that are unwritten in the table and young.
-    pub(crate) fn reusable_count(&self, within: Range<u64>) -> u64 {
-        self.reusable.range(within).count() as u64
+    /// The number of stripes of a range that are unwritten in the table and young, and for which `is_ready`.
+    pub(crate) fn reusable_count(&self, within: Range<u64>, is_ready: impl Fn(u64) -> bool) -> u64 {
+        self.reusable.range(within).filter(|stripe| is_ready(**stripe)).count() as u64
     }
 
-    /// Takes a stripe of a range that is unwritten in the table.
-    pub(crate) fn take_reusable(&mut self, within: Range<u64>) -> Option<u64> {
-        let last = self.reusable.range(within).next_back().copied()?;
+    /// Takes one of them.
+    pub(crate) fn take_reusable(
+        &mut self,
+        within: Range<u64>,
+        is_ready: impl Fn(u64) -> bool,
+    ) -> Option<u64> {
+        let last = self.reusable.range(within).rev().find(|stripe| is_ready(**stripe)).copied()?;
         self.reusable.take(&last)
     }
 
@@ -96,16 +100,20 @@ mod tests {
     #[test]
     fn a_stripe_is_idle_until_it_is_taken_from_its_last_set() {
         let mut idle = Idle::default();
-        assert!(idle.is_empty() && idle.take_reusable(0..20).is_none());
+        assert!(idle.is_empty() && idle.take_reusable(0..20, |_| true).is_none());
         assert!(!idle.add([]), "there is nothing to wait for");
         assert!(idle.add([4, 2]) && idle.add([]), "young stripes are still there");
         idle.add_reusable(8..10);
-        assert_eq!(idle.reusable_count(0..20), 2);
+        assert_eq!(idle.reusable_count(0..20, |_| true), 2);
         for (stripe, expected) in [(2, true), (4, true), (3, false), (8, true), (9, true), (10, false)] {
             assert_eq!(idle.contains(stripe), expected, "stripe {stripe}");
         }
         assert_eq!(
-            [idle.take_reusable(0..20), idle.take_reusable(0..20), idle.take_reusable(0..20)],
+            [
+                idle.take_reusable(0..20, |_| true),
+                idle.take_reusable(0..20, |_| true),
+                idle.take_reusable(0..20, |_| true)
+            ],
             [Some(9), Some(8), None]
         );
         idle.put_back(20..22);

@@ -53,6 +53,8 @@ pub(crate) struct Lending {
     knows_all: Cell<bool>,
     /// Loans that this target does not have are to be ended once all of its rows were compared.
     ends_later: Cell<bool>,
+    /// Groups of loans whose lender is suspended.
+    waits: RefCell<BTreeSet<u64>>,
     /// Locked while a loan begins or ends.
     changing: RankedMutex<()>,
     /// The groups of loans that were unused at the last look.
@@ -157,6 +159,7 @@ impl Lending {
             numbers: Cell::new(numbers),
             knows_all: Cell::new(knows_all),
             ends_later: Cell::new(false),
+            waits: RefCell::default(),
             changing: RankedMutex::new(ranks::LOAN, ()),
             unused: RefCell::default(),
         }))
@@ -166,6 +169,15 @@ impl Lending {
     fn others(&self) -> Vec<Rc<Self>> {
         let all = self.others.borrow();
         all.values().filter_map(Weak::upgrade).filter(|other| !other.commits.is_stopped()).collect()
+    }
+
+    /// The free blocks of the own volume beside its headroom.
+    fn may_lend_blocks(&self) -> u64 {
+        let (usage, space) = (self.allocator.usage(), self.allocator.space());
+        let blocks =
+            usage.available_blocks().min(space.free_of_volume().saturating_sub(usage.headroom_blocks));
+        assert!(blocks <= self.volumes.own().blocks(), "{blocks} blocks are of the own volume");
+        blocks
     }
 
     /// True if whoever asks this target for something would wait for its drives.
@@ -356,7 +368,11 @@ impl Lending {
         let _changing = self.changing.lock().await;
         let has: BTreeSet<(TargetId, u64)> =
             self.allocator.space().loans().values().map(|loan| (loan.lender, loan.number)).collect();
-        for other in self.others().into_iter().filter(|other| !other.is_suspended()) {
+        for other in self.others() {
+            if other.is_suspended() {
+                self.ends_later.set(true);
+                continue;
+            }
             let may_end = |(key, lent): &(&LentKey, &Lent)| {
                 key.borrower == own && key.number > numbers.forgotten && !lent.is_restored
             };
@@ -435,6 +451,7 @@ impl Lending {
             return Ok(false);
         }
         let _changing = self.changing.lock().await;
+        // Others may have borrowed meanwhile. What cannot be allocated is not promised again, so this ends.
         if self.allocator.reserve(wanted).is_ok() {
             self.allocator.release(wanted);
             return Ok(true);
@@ -442,7 +459,7 @@ impl Lending {
         let usage = self.allocator.usage();
         let lacking = (wanted + usage.headroom_blocks).saturating_sub(usage.free_blocks).max(1);
         let mut lenders: Vec<(u64, Rc<Self>)> =
-            others.into_iter().map(|other| (other.allocator.usage().available_blocks(), other)).collect();
+            others.into_iter().map(|other| (other.may_lend_blocks(), other)).collect();
         if lenders.iter().map(|(available, _)| available).sum::<u64>() < lacking {
             return Ok(false);
         }
@@ -493,7 +510,7 @@ impl Lending {
             return Err(ChunkError::Invalid(format!("{key:?} is another loan")));
         }
         let (groups, per_stripe) = (self.allocator.space().groups(), self.volumes.stripe_blocks());
-        let available = self.allocator.usage().available_blocks();
+        let available = self.may_lend_blocks();
         let blocks = aim.min((available / PART).max(wanted)).min(available).min(groups.blocks_each());
         let stripes = match blocks < per_stripe && available >= per_stripe {
             true => 1,
@@ -530,9 +547,7 @@ impl Lending {
     async fn take_stripes(&self, most: u64) -> Result<Option<Run>, ChunkError> {
         let per_stripe = self.volumes.stripe_blocks();
         let mut taken: Option<Run> = None;
-        while taken.map_or(0, |(_, count)| count) < most
-            && self.allocator.usage().available_blocks() >= per_stripe
-        {
+        while taken.map_or(0, |(_, count)| count) < most && self.may_lend_blocks() >= per_stripe {
             let stripe = match self.allocator.take_empty_stripe(0, Source::Own).await {
                 Ok(Some(stripe)) => stripe,
                 Err(error) if taken.is_none() => return Err(error),
@@ -583,6 +598,7 @@ impl Lending {
             tracing::error!(target = %self.id, %lender, "a lender does not serve any more");
             self.part(lender);
         }
+        self.see_suspended();
         // A block that files have may be marked as free before.
         if !self.allocator.is_compared() || !self.allocator.is_swept() {
             return Ok(());
@@ -594,6 +610,28 @@ impl Lending {
             self.end_unknown_loans().await?;
         }
         self.return_unused_loans().await
+    }
+
+    /// Free blocks of a lender that is suspended count as used until it goes on: others may have space.
+    fn see_suspended(&self) {
+        let (others, mut goes_on) = (self.others(), false);
+        let loans = self.allocator.space().loans().clone();
+        self.waits.borrow_mut().retain(|group| loans.contains_key(group));
+        for (group, Borrowed { lender, .. }) in loans {
+            let is_suspended = others.iter().any(|other| other.id == lender && other.is_suspended());
+            if !self.volumes.is_there(group) {
+                // Its lender is away, or does not know of it.
+                self.waits.borrow_mut().remove(&group);
+            } else if is_suspended && self.waits.borrow_mut().insert(group) {
+                self.allocator.loan_is_away(group);
+            } else if !is_suspended && self.waits.borrow_mut().remove(&group) {
+                self.allocator.space_mut().set_there(group);
+                goes_on = true;
+            }
+        }
+        if goes_on {
+            self.allocator.sweep_loans();
+        }
     }
 
     /// Gives loans back of which no block was used for a while.

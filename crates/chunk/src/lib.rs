@@ -60,7 +60,7 @@ pub use cache::WantedRow;
 pub use counters::TargetCounts;
 pub use files::{AsOf, Known, Knows, REMOVED};
 pub use free::SpaceUsage;
-pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck, TargetLoans};
+pub use fsck::{DamagedRuns, Fsck, Owned, TargetCheck, TargetLoans, View};
 pub use part::Part;
 pub use rows::{
     Borrowed, ChunkKey, Extent, FileRow, Lent, LentKey, MapRow, Owner, all_maps, chunks_of_a_file, map_range,

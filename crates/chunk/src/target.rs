@@ -10,7 +10,7 @@ use crate::counters::TargetCounts;
 use crate::fetch::fetch;
 use crate::files::Knows;
 use crate::free::{Space, SpaceUsage};
-use crate::fsck::{DamagedRuns, Fsck, find_damaged};
+use crate::fsck::{DamagedRuns, Fsck, find_damaged, lost_with};
 use crate::lending::{Lending, load_loans};
 use crate::rows::{
     ChunkKey, FileRow, GROUP_WORDS, GROUPS_IN_A_ROW, Owner, all_counts, all_groups, decode_counts,
@@ -23,7 +23,7 @@ use penstock_array::{Blocks, Volume};
 use penstock_base::num::{to_u32, to_usize};
 use penstock_base::rank::scoped;
 use penstock_base::{
-    BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileId, Gate, IoContext, MAX_FILE_BYTES, Quiet,
+    BLOCK_BYTES, Birth, Branch, Buf, DecodeError, Env, FileId, Gate, Ino, IoContext, MAX_FILE_BYTES, Quiet,
     TargetId,
 };
 use penstock_drive::{Class, Io};
@@ -325,7 +325,7 @@ impl Target {
     /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
     /// caller makes the shared key-value store durable next.
     pub async fn commit(&self, file: FileId, deferred: bool) -> Result<(), ChunkError> {
-        self.commits.commit(file, deferred).await?;
+        self.lending.with_space(async || self.commits.commit(file, deferred).await).await?;
         self.committed_files.set(self.committed_files.get() + 1);
         Ok(())
     }
@@ -399,9 +399,14 @@ impl Target {
     }
 
     /// Returns the blocks of files that cannot be read. Only stripes that a read or a scrub found unreadable
-    /// are considered, and each block in them is read again.
+    /// are considered, and each block in them is read again; and those of loans whose lender is away.
     pub async fn damaged(&self) -> Result<DamagedRuns, ChunkError> {
         find_damaged(&self.volumes, &*self.kv, self.config.chunk_blocks).await
+    }
+
+    /// Returns the number of blocks of each file that are on loan from a target that is away.
+    pub async fn lost_with(&self, lender: TargetId) -> Result<BTreeMap<Ino, u64>, ChunkError> {
+        lost_with(&self.volumes, &*self.kv, self.config.chunk_blocks, lender).await
     }
 
     /// Checks and repairs, for a caller that lets nothing else change rows.

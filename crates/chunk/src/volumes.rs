@@ -115,6 +115,11 @@ impl Volumes {
         place.is_there
     }
 
+    /// True if the lender of a loan serves and knows of it.
+    pub(crate) fn is_there(&self, group: u64) -> bool {
+        self.loans.borrow().get(&group).is_some_and(|place| place.is_there)
+    }
+
     /// The blocks of a loan are a group from now on. They cannot be read or written before
     /// [`Self::lender_has`].
     pub(crate) fn add_loan(&self, group: u64, borrowed: &Borrowed) {
@@ -316,6 +321,13 @@ impl Volumes {
         group * self.groups().blocks_each() / self.stripe_blocks()
     }
 
+    /// Groups of loans whose lender is away, or does not know of them, with the lenders.
+    pub(crate) fn away(&self) -> Vec<(u64, TargetId)> {
+        let loans = self.loans.borrow();
+        let away = loans.iter().filter(|(_, place)| !place.is_there);
+        away.map(|(group, place)| (*group, place.lender)).collect()
+    }
+
     /// Stripes that could not be read when last tried.
     pub(crate) fn unreadable_stripes(&self) -> Vec<u64> {
         let mut all = self.own.unreadable_stripes();
@@ -333,6 +345,12 @@ impl Volumes {
         let is_away = || self.loans.borrow().values().any(|place| !place.is_there);
         let lacks = || self.lenders.borrow().values().any(Volume::lacks_too_much);
         self.own.lacks_too_much() || lacks() || is_away()
+    }
+
+    /// True if a stripe is one of a loan whose lender is suspended: a write there waits for its drives.
+    pub(crate) fn is_suspended(&self, stripe: u64) -> bool {
+        let is_borrowed = self.groups().of_stripe(stripe) >= self.groups().own();
+        is_borrowed && self.at(stripe).is_ok_and(|(volume, _)| volume.array().suspended().is_some())
     }
 
     /// As [`Volume::knows_unreadable`]. A stripe whose lender is away cannot be read.

@@ -20,14 +20,15 @@
 //! Power cut: changes that were in memory and in no record are lost. Only commits after the last flush can be
 //! lost.
 
-use crate::engine::RedbKv;
+use crate::engine::{PAGE_BYTES, PAGES_OF_A_ROW, RedbKv, changed_bytes};
 use crate::journal::Journal;
-use crate::{Columns, Kv, KvError, Reserve, Row, Usage, WriteSet};
+use crate::merge::{Rows, merge, range_of};
+use crate::snapshot::Snapshot;
+use crate::{Columns, Kv, KvError, KvRead, Reserve, Row, Usage, WriteSet};
 use penstock_base::env::random_id;
 use penstock_base::{Env, Histogram, LocalBoxFuture};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Mutex, Notify, RwLock};
@@ -40,11 +41,8 @@ const FULL_BYTES: u64 = 256 << 10;
 const MOST_BYTES: u64 = 4 << 20;
 const MOST_SHARE: u64 = 256;
 /// Commits also wait while open has too many rows. Its rows may change pages for one part in
-/// `MOST_PAGES_SHARE` of the volume. A row may change a page of its own and one branch page above it, and the
-/// pages of three transactions exist at the same time.
+/// `MOST_PAGES_SHARE` of the volume.
 const MOST_PAGES_SHARE: u64 = 10;
-const PAGES_OF_A_ROW: u64 = 2 * 3;
-const PAGE_BYTES: u64 = 4096;
 /// One transaction may change pages for one part in `LONGEST_SHARE` of the volume, and at least for
 /// [`crate::ROWS_AT_ONCE`] rows of 4 KiB. A longer one is refused: an engine that finds no free page has
 /// failed for good.
@@ -53,9 +51,6 @@ const LONGEST_BYTES: u64 = crate::ROWS_AT_ONCE as u64 * (PAGES_OF_A_ROW + 3) * P
 /// The longest time that a commit stays in open before its batch moves, unless an earlier batch is still
 /// moving.
 const REST: Duration = Duration::from_millis(250);
-
-/// Changed rows; `None` is a deleted row.
-type Rows = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Changes that go to the engine together.
 #[derive(Default)]
@@ -89,12 +84,15 @@ impl Pending {
 
     /// The changed rows in a range. A row in open takes precedence over one in moving.
     fn range(&self, from: &[u8], until: &[u8]) -> Rows {
-        let bounds = (Bound::Included(from), Bound::Excluded(until));
-        let of = |batch: &Batch| -> Rows {
-            batch.rows.range::<[u8], _>(bounds).map(|(key, value)| (key.clone(), value.clone())).collect()
-        };
-        let mut rows = of(&self.moving);
-        rows.extend(of(&self.open));
+        let mut rows = range_of(&self.moving.rows, from, until);
+        rows.extend(range_of(&self.open.rows, from, until));
+        rows
+    }
+
+    /// All changed rows.
+    fn all(&self) -> Rows {
+        let mut rows = self.moving.rows.clone();
+        rows.extend(self.open.rows.iter().map(|(key, value)| (key.clone(), value.clone())));
         rows
     }
 
@@ -246,10 +244,11 @@ impl AheadKv {
         }
     }
 
-    /// Rows that open may have: five times as many while the store is less than half full.
+    /// Rows that open may have: five times as many while the store is less than half full, without snapshots.
     fn most_rows(&self) -> usize {
         let (used, budget) = self.engine.space();
-        if used * 2 < budget { self.most_rows * 5 } else { self.most_rows }
+        // A snapshot keeps pages, and a long batch would end it.
+        if used * 2 < budget && !self.engine.is_held() { self.most_rows * 5 } else { self.most_rows }
     }
 
     fn is_full(&self) -> bool {
@@ -287,7 +286,7 @@ impl AheadKv {
     /// Refuses a transaction if the engine might have too few free pages to apply it in one piece.
     fn check_length(&self, rows: u64, bytes: u64) -> Result<(), KvError> {
         let longest_bytes = self.longest_bytes;
-        match rows * PAGES_OF_A_ROW * PAGE_BYTES + 3 * bytes > longest_bytes {
+        match changed_bytes(rows, bytes) > longest_bytes {
             true => Err(KvError::TooLong { rows, bytes, longest_bytes }),
             false => Ok(()),
         }
@@ -399,7 +398,7 @@ impl AheadKv {
         // Looks again: a batch may have moved while this waited.
         values = keys.iter().map(find).collect();
         let missing = keys.into_iter().zip(&values).filter(|(_, value)| value.is_none());
-        let mut found = self.engine.get_many(missing.map(|(key, _)| key).collect()).await?.into_iter();
+        let mut found = self.engine.get_many(None, missing.map(|(key, _)| key).collect()).await?.into_iter();
         let fill = |value: Option<Option<Vec<u8>>>| value.unwrap_or_else(|| found.next().flatten());
         let values = values.into_iter().map(fill).collect();
         assert!(found.next().is_none(), "every value of the engine has its place");
@@ -409,49 +408,27 @@ impl AheadKv {
     async fn try_scan(
         &self,
         columns: Columns,
-        mut from: Vec<u8>,
+        from: Vec<u8>,
         until: Vec<u8>,
         limit: usize,
     ) -> Result<Vec<Row>, KvError> {
         self.check()?;
         let _moment = self.still.read().await;
-        let mut changed = self.pending.borrow().range(&from, &until);
-        let mut rows = Vec::new();
-        loop {
-            let stored = self.engine.scan(columns, from, until.clone(), limit).await?;
-            let last = stored.len() < limit;
-            let end = stored.last().map(|(key, _)| key.clone());
-            let mut stored = stored.into_iter().peekable();
-            // Both are in order. A changed row replaces the stored one with the same key.
-            loop {
-                let next = match (changed.first_key_value(), stored.peek()) {
-                    (Some((mine, _)), Some((theirs, _))) if mine <= theirs => {
-                        if mine == theirs {
-                            stored.next();
-                        }
-                        changed.pop_first()
-                    }
-                    (_, Some(_)) => stored.next().map(|(key, value)| (key, Some(value))),
-                    // Stored rows that follow a full page may come before the changed ones.
-                    (Some(_), None) if last => changed.pop_first(),
-                    (_, None) => None,
-                };
-                let Some((key, value)) = next else { break };
-                assert!(rows.last().is_none_or(|(before, _)| *before < key), "rows are in order, each once");
-                rows.extend(value.map(|value| (key, value)));
-                if rows.len() == limit {
-                    return Ok(rows);
-                }
-            }
-            match end {
-                Some(end) if !last => from = [&end[..], &[0]].concat(),
-                _ => return Ok(rows),
-            }
-        }
+        let changed = self.pending.borrow().range(&from, &until);
+        let scan = async |from, until| self.engine.scan(None, columns, from, until, limit).await;
+        merge(changed, scan, from, until, limit).await
+    }
+
+    async fn try_snapshot(&self) -> Result<Rc<dyn KvRead>, KvError> {
+        self.check()?;
+        // No batch begins to move, so the engine has nothing that is not among these, or before them.
+        let _moment = self.still.read().await;
+        let changed = self.pending.borrow().all();
+        Ok(Rc::new(Snapshot::new(changed, self.engine.hold().await?, &self.engine)))
     }
 }
 
-impl Kv for AheadKv {
+impl KvRead for AheadKv {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
         Box::pin(async move { Ok(self.try_get_many(vec![key]).await?.pop().flatten()) })
     }
@@ -479,6 +456,12 @@ impl Kv for AheadKv {
             let rows = self.try_scan(Columns::Keys, from, until, limit).await?;
             Ok(rows.into_iter().map(|(key, _)| key).collect())
         })
+    }
+}
+
+impl Kv for AheadKv {
+    fn snapshot(&self) -> LocalBoxFuture<'_, Result<Rc<dyn KvRead>, KvError>> {
+        Box::pin(self.try_snapshot())
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {

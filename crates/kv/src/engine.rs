@@ -1,13 +1,16 @@
 //! The engine: redb on a volume, with its space budget.
 
 use crate::journal::Mark;
-use crate::lane::{Engine, Job, Lanes, Outcome};
+use crate::lane::{Engine, Job, Lanes, Outcome, Tables};
+use crate::moment::Moment;
 use crate::volume::VolumeFile;
 use crate::{Columns, KvError, Row, WriteSet};
 use penstock_array::Volume;
 use penstock_base::Env;
-use std::cell::{Cell, OnceCell};
-use std::rc::Rc;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The bytes of rows that a file of `capacity_bytes` may hold: a quarter of it.
 ///
@@ -17,7 +20,22 @@ use std::rc::Rc;
 /// is for transactions that free space, for pages that become free only after the next transaction, and for
 /// separator keys that are longer than the average key.
 fn budget(capacity_bytes: u64) -> u64 {
-    capacity_bytes / 4
+    capacity_bytes / BUDGET_PART
+}
+
+const BUDGET_PART: u64 = 4;
+
+/// Pause between two looks if a read of one page of rows has ended.
+const READ_ENDS: Duration = Duration::from_millis(1);
+
+/// A row may change a page of its own and one branch page above it, and the pages of three transactions exist
+/// at the same time.
+pub(crate) const PAGES_OF_A_ROW: u64 = 2 * 3;
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// Bytes that the pages changed by a transaction may take, which has so many rows with so many bytes.
+pub(crate) fn changed_bytes(rows: u64, bytes: u64) -> u64 {
+    rows * PAGES_OF_A_ROW * PAGE_BYTES + 3 * bytes
 }
 
 /// Size of a region of redb's file (`MAX_USABLE_REGION_SPACE` in its page_manager.rs).
@@ -42,10 +60,14 @@ fn reach(len: u64, capacity_bytes: u64) -> u64 {
 
 /// An ordered key-value store in redb on a volume.
 pub struct RedbKv {
+    env: Env,
     lanes: Lanes,
     file: Rc<VolumeFile>,
+    /// The mark that an earlier opening has stored, and that of the last transaction.
     mark: Option<Mark>,
+    newest_mark: Cell<Option<Mark>>,
     used_bytes: Cell<u64>,
+    moments: RefCell<Vec<Weak<Moment>>>,
     /// The error after which the engine is not used any more.
     broken: OnceCell<String>,
 }
@@ -68,8 +90,16 @@ impl RedbKv {
         };
         // Otherwise it may write when it closes, which is later.
         let (used_bytes, mark) = opened.await.inspect_err(|_| file.retire())?;
-        let (used_bytes, broken) = (Cell::new(used_bytes), OnceCell::new());
-        Ok(Rc::new(Self { lanes, file, mark, used_bytes, broken }))
+        Ok(Rc::new(Self {
+            env: env.clone(),
+            lanes,
+            file,
+            mark,
+            newest_mark: Cell::new(mark),
+            used_bytes: Cell::new(used_bytes),
+            moments: RefCell::default(),
+            broken: OnceCell::new(),
+        }))
     }
 
     /// Returns an error once the engine has failed: its state in memory is unknown from then on.
@@ -104,9 +134,65 @@ impl RedbKv {
     /// went to memory.
     pub(crate) async fn commit(&self, writes: WriteSet, mark: Mark) -> Result<(), KvError> {
         self.check()?;
+        self.keep_pages_for(&writes).await?;
+        self.store(writes, mark).await
+    }
+
+    async fn store(&self, writes: WriteSet, mark: Mark) -> Result<(), KvError> {
         match self.watch(self.lanes.write(Job::Commit(writes, mark)).await)? {
             Outcome::Done { used_bytes } => self.used_bytes.set(used_bytes),
             other => return Err(KvError::Engine(format!("unexpected {other:?}"))),
+        }
+        self.newest_mark.set(Some(mark));
+        Ok(())
+    }
+
+    /// Holds the rows of this moment. No transaction may begin meanwhile.
+    pub(crate) async fn hold(&self) -> Result<Rc<Moment>, KvError> {
+        self.check()?;
+        match self.watch(self.lanes.read(Job::Hold).await)? {
+            Outcome::Held(tables) => {
+                let moment = Rc::new(Moment::new(tables, self.used_bytes.get(), self.file.written_bytes()));
+                let mut moments = self.moments.borrow_mut();
+                moments.retain(|moment| moment.strong_count() > 0);
+                moments.push(Rc::downgrade(&moment));
+                Ok(moment)
+            }
+            other => Err(KvError::Engine(format!("unexpected {other:?}"))),
+        }
+    }
+
+    /// True if somebody may read the rows of an earlier moment.
+    pub(crate) fn is_held(&self) -> bool {
+        self.moments.borrow().iter().filter_map(Weak::upgrade).any(|moment| moment.is_held())
+    }
+
+    /// Gives up the moments that are held, if the engine might run out of free pages within this transaction.
+    async fn keep_pages_for(&self, writes: &WriteSet) -> Result<(), KvError> {
+        let held: Vec<Rc<Moment>> = self.moments.borrow().iter().filter_map(Weak::upgrade).collect();
+        let (_, budget_bytes) = self.space();
+        // A commit of the caller before this one has needed as much.
+        let needed = 2 * changed_bytes(writes.changes().count() as u64, writes.bytes());
+        let held: Vec<Rc<Moment>> = held.into_iter().filter(|moment| moment.is_held()).collect();
+        let most = held.iter().map(|moment| moment.most_bytes(self.file.written_bytes())).max();
+        if most.is_none_or(|most| most + needed <= BUDGET_PART * budget_bytes) {
+            return Ok(());
+        }
+        tracing::info!("a snapshot of the key-value store is given up: changes need its space");
+        for moment in held {
+            let tables = moment.give_up();
+            // A read may have them yet. Nobody begins another one.
+            while tables.strong_count() > 0 {
+                self.env.sleep(READ_ENDS).await;
+            }
+        }
+        self.moments.borrow_mut().retain(|moment| moment.upgrade().is_some_and(|moment| moment.is_held()));
+        assert!(!self.is_held(), "no moment is held while pages are made free");
+        // Pages are free in the transaction after the one that finds nobody who reads them.
+        for _ in 0..2 {
+            if let Some(mark) = self.newest_mark.get() {
+                self.store(WriteSet::new(), mark).await?;
+            }
         }
         Ok(())
     }
@@ -117,10 +203,14 @@ impl RedbKv {
         self.watch(self.file.flush().await.map_err(KvError::from))
     }
 
-    /// The values of several keys, as they were at one moment.
-    pub(crate) async fn get_many(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Option<Vec<u8>>>, KvError> {
+    /// The values of several keys, as they were at one moment: of `tables`, or of now.
+    pub(crate) async fn get_many(
+        &self,
+        tables: Option<Arc<Tables>>,
+        keys: Vec<Vec<u8>>,
+    ) -> Result<Vec<Option<Vec<u8>>>, KvError> {
         self.check()?;
-        match self.watch(self.lanes.read(Job::Get(keys)).await)? {
+        match self.watch(self.lanes.read(Job::Get(tables, keys)).await)? {
             Outcome::Values(values) => Ok(values),
             other => Err(KvError::Engine(format!("unexpected {other:?}"))),
         }
@@ -130,13 +220,14 @@ impl RedbKv {
     /// are read.
     pub(crate) async fn scan(
         &self,
+        tables: Option<Arc<Tables>>,
         columns: Columns,
         from: Vec<u8>,
         until: Vec<u8>,
         limit: usize,
     ) -> Result<Vec<Row>, KvError> {
         self.check()?;
-        match self.watch(self.lanes.read(Job::Scan(columns, from, until, limit)).await)? {
+        match self.watch(self.lanes.read(Job::Scan(tables, columns, from, until, limit)).await)? {
             Outcome::Rows(rows) => Ok(rows),
             other => Err(KvError::Engine(format!("unexpected {other:?}"))),
         }

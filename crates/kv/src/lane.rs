@@ -61,8 +61,11 @@ impl From<Mode> for Engine {
 pub(crate) enum Job {
     /// With a cache of so many bytes.
     Open(usize),
-    Get(Vec<Vec<u8>>),
-    Scan(Columns, Vec<u8>, Vec<u8>, usize),
+    /// Tables of this moment, to be read later.
+    Hold,
+    /// From these tables, or from those of now.
+    Get(Option<Arc<Tables>>, Vec<Vec<u8>>),
+    Scan(Option<Arc<Tables>>, Columns, Vec<u8>, Vec<u8>, usize),
     /// A transaction with the journal's mark. It is durable after the next flush of the volume.
     Commit(WriteSet, Mark),
 }
@@ -71,6 +74,7 @@ pub(crate) enum Job {
 pub(crate) enum Outcome {
     Done { used_bytes: u64 },
     Opened { used_bytes: u64, mark: Option<Mark> },
+    Held(Arc<Tables>),
     Values(Vec<Option<Vec<u8>>>),
     Rows(Vec<Row>),
 }
@@ -253,27 +257,12 @@ fn run_job(
     let database = shared.get().ok_or(KvError::Closed)?;
     match job {
         Job::Open(_) => unreachable!("handled above"),
-        Job::Get(keys) => {
-            let (table, long) = tables(database)?;
-            let get = |key: &Vec<u8>| {
-                let head = table.get(&key[..]).map_err(engine)?;
-                head.map(|head| pieces::value(&long, key, head.value())).transpose()
-            };
-            Ok(Outcome::Values(keys.iter().map(get).collect::<Result<_, KvError>>()?))
-        }
-        Job::Scan(columns, from, until, limit) => {
-            let (table, long) = tables(database)?;
-            let range = table.range(&from[..]..&until[..]).map_err(engine)?;
-            let mut rows = Vec::new();
-            for row in range.take(limit) {
-                let (key, head) = row.map_err(engine)?;
-                let value = match columns {
-                    Columns::Keys => Vec::new(),
-                    Columns::KeysAndValues => pieces::value(&long, key.value(), head.value())?,
-                };
-                rows.push((key.value().to_vec(), value));
-            }
-            Ok(Outcome::Rows(rows))
+        Job::Hold => Ok(Outcome::Held(Arc::new(Tables::of(database)?))),
+        Job::Get(Some(tables), keys) => tables.get(&keys),
+        Job::Get(None, keys) => Tables::of(database)?.get(&keys),
+        Job::Scan(Some(tables), columns, from, until, limit) => tables.scan(columns, &from, &until, limit),
+        Job::Scan(None, columns, from, until, limit) => {
+            Tables::of(database)?.scan(columns, &from, &until, limit)
         }
         Job::Commit(writes, mark) => commit(database, &writes, mark, &mut size.borrow_mut()),
     }
@@ -281,10 +270,47 @@ fn run_job(
 
 type ReadTable = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-/// The tables of rows and of pieces, as they were at one moment.
-fn tables(database: &Database) -> Result<(ReadTable, ReadTable), KvError> {
-    let read = database.begin_read().map_err(engine)?;
-    Ok((read.open_table(ROWS).map_err(engine)?, read.open_table(PIECES).map_err(engine)?))
+/// The tables of rows and of pieces, as they were at one moment. The engine uses none of their pages again
+/// while they exist.
+pub(crate) struct Tables {
+    rows: ReadTable,
+    long: ReadTable,
+}
+
+impl std::fmt::Debug for Tables {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Tables")
+    }
+}
+
+impl Tables {
+    fn of(database: &Database) -> Result<Self, KvError> {
+        let read = database.begin_read().map_err(engine)?;
+        let open = |table| read.open_table(table).map_err(engine);
+        Ok(Self { rows: open(ROWS)?, long: open(PIECES)? })
+    }
+
+    fn get(&self, keys: &[Vec<u8>]) -> Result<Outcome, KvError> {
+        let get = |key: &Vec<u8>| {
+            let head = self.rows.get(&key[..]).map_err(engine)?;
+            head.map(|head| pieces::value(&self.long, key, head.value())).transpose()
+        };
+        Ok(Outcome::Values(keys.iter().map(get).collect::<Result<_, KvError>>()?))
+    }
+
+    fn scan(&self, columns: Columns, from: &[u8], until: &[u8], limit: usize) -> Result<Outcome, KvError> {
+        let range = self.rows.range(from..until).map_err(engine)?;
+        let mut rows = Vec::new();
+        for row in range.take(limit) {
+            let (key, head) = row.map_err(engine)?;
+            let value = match columns {
+                Columns::Keys => Vec::new(),
+                Columns::KeysAndValues => pieces::value(&self.long, key.value(), head.value())?,
+            };
+            rows.push((key.value().to_vec(), value));
+        }
+        Ok(Outcome::Rows(rows))
+    }
 }
 
 /// Creates the tables if need be. Returns the bytes that all rows count for, and the mark.

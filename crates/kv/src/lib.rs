@@ -21,8 +21,11 @@ pub mod header;
 pub mod journal;
 mod lane;
 mod memory;
+mod merge;
+mod moment;
 mod pieces;
 mod scan;
+mod snapshot;
 mod volume;
 
 pub use ahead::{AheadKv, KvLatency};
@@ -33,6 +36,7 @@ pub use scan::{Pages, Range, for_each, for_each_key};
 
 use penstock_base::{ErrorKind, LocalBoxFuture};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// A row: its key and its value.
 pub type Row = (Vec<u8>, Vec<u8>);
@@ -200,6 +204,9 @@ pub enum KvError {
     /// The store has a structure of a later release: nothing is wrong with it.
     #[error("the key-value store is of a later release: {0}")]
     Later(penstock_base::DecodeError),
+    /// The snapshot was given up. Nothing is wrong with the store.
+    #[error("the snapshot of the key-value store was given up: changes needed its space")]
+    SnapshotGone,
     /// The store was closed, or the machine stops.
     #[error("the key-value store is closed")]
     Closed,
@@ -219,7 +226,9 @@ impl KvError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSpace { .. } | Self::TooLong { .. } => ErrorKind::NoSpace,
-            Self::Engine(_) | Self::Corrupt(_) | Self::Later(_) | Self::Closed => ErrorKind::Internal,
+            Self::Engine(_) | Self::Corrupt(_) | Self::Later(_) | Self::SnapshotGone | Self::Closed => {
+                ErrorKind::Internal
+            }
         }
     }
 }
@@ -237,8 +246,8 @@ pub struct Usage {
     pub flushes: u64,
 }
 
-/// An ordered transactional key-value store.
-pub trait Kv {
+/// Rows of a store that can be read: as they are, or as they were at one moment.
+pub trait KvRead {
     /// Returns the value of a key, or `None` if there is no such row.
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>>;
 
@@ -261,6 +270,14 @@ pub trait Kv {
         until: Vec<u8>,
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>>;
+}
+
+/// An ordered transactional key-value store.
+pub trait Kv: KvRead {
+    /// Returns the rows of this moment, for a long read beside changes. It takes memory for the newest
+    /// changes, and keeps pages of the store from being used again. If the store needs these, the snapshot is
+    /// given up, and its reads fail with [`KvError::SnapshotGone`].
+    fn snapshot(&self) -> LocalBoxFuture<'_, Result<Rc<dyn KvRead>, KvError>>;
 
     /// Applies all changes of a transaction or none. Later reads see them. They are durable after a later
     /// flush.

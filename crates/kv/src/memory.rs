@@ -3,7 +3,7 @@
 //! It behaves like the engine on a volume as far as callers can tell: order, atomic transactions, budget and
 //! headroom, and after a crash exactly the flushed transactions ([`MemKv::crash`]).
 
-use crate::{Kv, KvError, Row, Usage, WriteSet, pieces};
+use crate::{Kv, KvError, KvRead, Row, Usage, WriteSet, pieces};
 use penstock_base::LocalBoxFuture;
 use penstock_base::env::yield_now;
 use std::cell::{Cell, RefCell};
@@ -33,8 +33,12 @@ fn told_to_fail() -> KvError {
 impl MemKv {
     /// An empty store with a budget in bytes of rows.
     pub fn new(budget_bytes: u64) -> Rc<Self> {
+        Self::with_rows(Rows::new(), budget_bytes)
+    }
+
+    fn with_rows(rows: Rows, budget_bytes: u64) -> Rc<Self> {
         Rc::new(Self {
-            rows: RefCell::default(),
+            rows: RefCell::new(rows),
             durable: RefCell::default(),
             budget_bytes,
             commits: Cell::new(0),
@@ -138,7 +142,7 @@ impl MemKv {
     }
 }
 
-impl Kv for MemKv {
+impl KvRead for MemKv {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
         Box::pin(async move {
             self.check_reads()?;
@@ -181,6 +185,16 @@ impl Kv for MemKv {
         Box::pin(async move {
             self.check_reads()?;
             Ok(self.range(from, until, limit).into_iter().map(|(key, _)| key).collect())
+        })
+    }
+}
+
+impl Kv for MemKv {
+    fn snapshot(&self) -> LocalBoxFuture<'_, Result<Rc<dyn KvRead>, KvError>> {
+        Box::pin(async {
+            self.check_reads()?;
+            let rows: Rc<dyn KvRead> = Self::with_rows(self.rows.borrow().clone(), self.budget_bytes);
+            Ok(rows)
         })
     }
 

@@ -1,9 +1,9 @@
-//! Reads a range of rows page by page: the loops over [`Kv::scan`] and [`Kv::keys`].
+//! Reads a range of rows page by page: the loops over [`KvRead::scan`] and [`KvRead::keys`].
 //!
 //! A row that changes during the read is seen in its old or its new form. A caller that needs one moment must
 //! keep others from changing the rows meanwhile.
 
-use crate::{Kv, KvError, Row};
+use crate::{KvError, KvRead, Row};
 
 /// Rows fetched with one request.
 const PAGE_ROWS: usize = 1024;
@@ -13,13 +13,13 @@ pub type Range = (Vec<u8>, Vec<u8>);
 
 /// A range that is read page by page.
 pub struct Pages<'a> {
-    kv: &'a dyn Kv,
+    kv: &'a dyn KvRead,
     rest: Range,
 }
 
 impl<'a> Pages<'a> {
     /// Begins at the start of `range`.
-    pub fn new(kv: &'a dyn Kv, range: Range) -> Self {
+    pub fn new(kv: &'a dyn KvRead, range: Range) -> Self {
         Self { kv, rest: range }
     }
 
@@ -49,7 +49,7 @@ impl<'a> Pages<'a> {
 
 /// Passes every row of `range` to `visit`, in order of the keys. Stops at the first error.
 pub async fn for_each<E: From<KvError>>(
-    kv: &dyn Kv,
+    kv: &dyn KvRead,
     range: Range,
     mut visit: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -66,7 +66,7 @@ pub async fn for_each<E: From<KvError>>(
 /// Passes every key of `range` to `visit`, in order. Stops at the first error. Values of more than 1000 bytes
 /// are not read.
 pub async fn for_each_key<E: From<KvError>>(
-    kv: &dyn Kv,
+    kv: &dyn KvRead,
     range: Range,
     mut visit: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {

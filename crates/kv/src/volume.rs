@@ -34,6 +34,8 @@ pub(crate) struct VolumeFile {
     len: Cell<u64>,
     longest: Cell<u64>,
     journal_blocks: u64,
+    /// Bytes of the file written since this opening.
+    written_bytes: Cell<u64>,
     /// Another store may be made on the volume: nothing is written any more.
     retired: Cell<bool>,
 }
@@ -55,7 +57,8 @@ impl VolumeFile {
             return Err(ArrayError::Invalid(why));
         }
         let (len, longest, retired) = (Cell::new(len), Cell::new(longest), Cell::new(false));
-        let file = Self { volume, len, longest, journal_blocks, retired };
+        let written_bytes = Cell::new(0);
+        let file = Self { volume, len, longest, journal_blocks, written_bytes, retired };
         assert!(file.len.get() <= file.longest.get(), "a header says so");
         if file.len.get() > 0 && !file.is_begun().await? {
             file.len.set(0);
@@ -134,6 +137,11 @@ impl VolumeFile {
 
     pub(crate) fn len(&self) -> u64 {
         self.len.get()
+    }
+
+    /// Bytes of the file written since this opening: redb has used so many for new pages at most.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.written_bytes.get()
     }
 
     pub(crate) async fn set_len(&self, len: u64) -> Result<(), ArrayError> {
@@ -246,6 +254,7 @@ impl VolumeFile {
         whole.as_mut()[skip..skip + bytes.len()].copy_from_slice(bytes);
         let whole: Buf = whole.freeze();
         self.check_in_use()?;
+        self.written_bytes.set(self.written_bytes.get() + whole.len() as u64);
         self.volume.write(self.file_at() + first, &whole, &crc32c_blocks(&whole)).await
     }
 

@@ -99,3 +99,14 @@ impl From<MetaError> for Failure {
         Self { kind, errno, message: error.to_string() }
     }
 }
+
+impl MetaError {
+    /// True if a key-value store could not hold the rows of a moment as long as they were read.
+    pub(crate) fn is_snapshot_gone(&self) -> bool {
+        let error = match self {
+            Self::Kv(error) | Self::Chunk(ChunkError::Kv(error)) => error,
+            _ => return false,
+        };
+        matches!(error, KvError::SnapshotGone)
+    }
+}

@@ -1,14 +1,16 @@
 //! Checks and repairs of a file system: names, links, parents, counts, files against the target's chunks.
 //!
-//! [`Fsck`] is made from the guard of the quiet gate, so neither can be called on a file system that serves
-//! changes.
+//! [`Fsck`] is made from the guard of the quiet gate, so a repair cannot be called on a file system that
+//! serves changes. A check needs it only to take a [`View`], and reads that while changes go on.
 
+mod checking;
 pub(crate) mod diagnosis;
 mod lost_found;
 pub(crate) mod paths;
 mod repair;
 mod survey;
 
+pub use checking::Checking;
 pub use repair::Repair;
 
 use crate::names::Turn;
@@ -17,6 +19,7 @@ use penstock_chunk::{self as chunk, Target};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use tokio::sync::{Mutex, MutexGuard};
 
 /// Result of a check of a file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,39 +56,51 @@ pub struct CheckProgress {
     pub rows: u64,
 }
 
-/// Progress of the check or repair that runs; none if none runs.
+/// The turn to check or repair, which one at a time has, and its progress.
 #[derive(Default)]
-pub(crate) struct Progress(RefCell<Option<CheckProgress>>);
+pub(crate) struct Progress {
+    now: RefCell<Option<CheckProgress>>,
+    one: Mutex<()>,
+}
 
 impl Progress {
-    /// Begins a check or repair, which ends when the guard is dropped.
-    fn begin(&self, repair: bool) -> Underway<'_> {
-        let before = self.0.replace(Some(CheckProgress { repair, ..CheckProgress::default() }));
+    /// Waits until no check or repair runs, and begins one. It ends when the guard is dropped.
+    pub(crate) async fn begin(&self) -> Underway<'_> {
+        let one = self.one.lock().await;
+        let before = self.now.replace(Some(CheckProgress::default()));
         assert!(before.is_none(), "one check or repair runs at a time");
-        Underway(&self.0)
+        Underway { progress: &self.now, _one: one }
     }
 
     /// The progress so far.
     pub(crate) fn get(&self) -> Option<CheckProgress> {
-        *self.0.borrow()
+        *self.now.borrow()
     }
 }
 
 /// A check or repair that runs.
-struct Underway<'a>(&'a RefCell<Option<CheckProgress>>);
+pub(crate) struct Underway<'a> {
+    progress: &'a RefCell<Option<CheckProgress>>,
+    _one: MutexGuard<'a, ()>,
+}
 
 impl Underway<'_> {
     fn change(&self, change: impl FnOnce(&mut CheckProgress)) {
-        if let Some(progress) = self.0.borrow_mut().as_mut() {
+        if let Some(progress) = self.progress.borrow_mut().as_mut() {
             change(progress);
         }
+    }
+
+    /// Begins from the start.
+    pub(crate) fn start(&self, repair: bool) {
+        self.change(|progress| *progress = CheckProgress { repair, ..CheckProgress::default() });
     }
 
     fn round(&self, round: u64) {
         self.change(|progress| (progress.round, progress.rows) = (round, 0));
     }
 
-    fn phase(&self, phase: &'static str) {
+    pub(crate) fn phase(&self, phase: &'static str) {
         self.change(|progress| progress.phase = phase);
     }
 
@@ -96,7 +111,7 @@ impl Underway<'_> {
 
 impl Drop for Underway<'_> {
     fn drop(&mut self) {
-        *self.0.borrow_mut() = None;
+        *self.progress.borrow_mut() = None;
     }
 }
 
@@ -116,7 +131,10 @@ impl Targets<'_> {
     }
 }
 
-/// Access to a file system that nothing else changes, for checks and repairs.
+/// Subject of a check or repair: the targets that serve, their number in the store, and the forgotten ones.
+pub(crate) type Scope<'a> = (Targets<'a>, u32, BTreeSet<TargetId>);
+
+/// Access to a file system that nothing else changes, for repairs, and for checks that must stop changes.
 pub(crate) struct Fsck<'a> {
     turn: &'a Turn<'a>,
     target: &'a Target,
@@ -127,24 +145,21 @@ pub(crate) struct Fsck<'a> {
     count: u32,
     /// Those that are forgotten.
     forgotten: BTreeSet<TargetId>,
-    progress: Underway<'a>,
+    progress: &'a Underway<'a>,
 }
 
 impl<'a> Fsck<'a> {
-    /// A check, or with `repair` a repair. `targets` store the chunks: that of the names' own stack, and
-    /// those of others that serve, of so many in the store, of which some are forgotten.
-    pub(crate) fn begin(
+    /// For a file system and the targets that store its chunks.
+    pub(crate) fn new(
         turn: &'a Turn<'a>,
-        (targets, count, forgotten): (Targets<'a>, u32, BTreeSet<TargetId>),
+        (targets, count, forgotten): Scope<'a>,
         quiet: &'a Quiet<'_>,
-        progress: &'a Progress,
-        repair: bool,
+        progress: &'a Underway<'a>,
     ) -> Self {
         assert!(quiet.is_of(turn.gate()), "names and chunks share one gate");
         let Targets { home, others } = targets;
         let others = others.iter().map(|target| (target.config().id, target.fsck(quiet))).collect();
-        let (chunks, progress) = (home.fsck(quiet), progress.begin(repair));
-        Self { turn, target: home, chunks, others, count, forgotten, progress }
+        Self { turn, target: home, chunks: home.fsck(quiet), others, count, forgotten, progress }
     }
 
     fn chunk_blocks(&self) -> u32 {

@@ -48,7 +48,7 @@ mod uses;
 pub use chunks::ChunkStore;
 pub use elsewhere::Elsewhere;
 pub use error::MetaError;
-pub use fsck::{CheckProgress, MetaCheck, Repair, Targets};
+pub use fsck::{CheckProgress, Checking, MetaCheck, Repair, Targets};
 pub use inode::{Data, FileKind, Inode, Layout};
 pub use ops::forget::{FilesOn, forgotten_targets};
 pub use ops::layout::{LayoutInfo, WantedLayout};

@@ -70,11 +70,14 @@ pub(crate) async fn run(parts: Rc<Parts>) {
     }
 }
 
-/// Waits until all removed files without users have been dropped, except those that wait for a repair or for
-/// a target.
+/// Waits until all files without users have been dropped that are removed now, except those that wait for a
+/// repair or for a target.
 pub(crate) async fn wait_reaped(parts: &Parts) {
-    while !parts.removed.borrow().is_idle() && !parts.is_stopped() {
-        parts.env.sleep(Duration::from_millis(5)).await;
+    let mut left = parts.removed.borrow().fresh();
+    while let Some(ino) = left.pop() {
+        while parts.removed.borrow().is_fresh(ino) && !parts.is_stopped() {
+            parts.env.sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::chunks::ChunkStore;
 use crate::elsewhere::Elsewhere;
 use crate::error::MetaError;
-use crate::fsck::{CheckProgress, Fsck, MetaCheck, Progress, Repair, Targets, paths};
+use crate::fsck::{CheckProgress, Checking, MetaCheck, Progress, Repair, Targets, paths};
 use crate::inode::{Data, FileKind, Inode, Layout};
 use crate::names::{INO_RUN, Names, first_looked_for};
 use crate::ops::forget::{self, FilesOn, forgotten_targets};
@@ -155,9 +155,15 @@ impl MetaTarget {
         forget::forget(&self.parts, target).await
     }
 
-    /// Files that may have something on a target of another stack, of which `most` are listed.
-    pub async fn files_on(&self, target: TargetId, most: usize) -> Result<FilesOn, MetaError> {
-        forget::files_on(&self.parts, target, most).await
+    /// Files that may have something on a target of another stack, of which `most` are listed. Other targets
+    /// have `on_loan` from it: so many blocks of each file.
+    pub async fn files_on(
+        &self,
+        target: TargetId,
+        on_loan: &BTreeMap<Ino, u64>,
+        most: usize,
+    ) -> Result<FilesOn, MetaError> {
+        forget::files_on(&self.parts, target, on_loan, most).await
     }
 
     /// Entries of work that a target has yet to carry out.
@@ -174,7 +180,7 @@ impl MetaTarget {
         })
     }
 
-    /// Waits until all removed files without users have been dropped, on all targets that serve.
+    /// Waits until all files without users have been dropped that are removed now, on all targets that serve.
     pub async fn wait_reaped(&self) {
         reaper::wait_reaped(&self.parts).await;
         queue_work::wait_idle(&self.parts).await;
@@ -191,53 +197,19 @@ impl MetaTarget {
         paths::find(self.parts.names.kv(), inos).await
     }
 
-    /// Checks everything as of one moment: changes wait until it has finished.
-    pub async fn check(&self, targets: Targets<'_>) -> Result<MetaCheck, MetaError> {
-        // Before changes must wait for it.
-        for target in targets.all() {
-            target.sweep().await?;
-        }
-        let turn = self.parts.names.turn().await;
-        for target in targets.all() {
-            match target.commit_all().await {
-                // These are in no row yet.
-                Err(error) if error.kind() == ErrorKind::NoSpace => {
-                    tracing::warn!(%error, "some writes have no space, and are not checked");
-                }
-                committed => committed?,
-            }
-        }
-        let quiet = turn.gate().quiesce().await;
-        let targets = (targets, self.parts.elsewhere.count(), self.parts.elsewhere.forgotten());
-        Fsck::begin(&turn, targets, &quiet, &self.progress, false).check().await
+    /// Waits until no other check or repair runs.
+    pub async fn begin_check(&self) -> Checking<'_> {
+        Checking::new(&self.parts, self.progress.begin().await)
     }
 
-    /// Repairs the file system. The caller must serve no request meanwhile, and nobody may have files open,
-    /// except files in the queue of removed files.
+    /// Checks everything as of one moment, as [`Checking::check`].
+    pub async fn check(&self, targets: Targets<'_>) -> Result<MetaCheck, MetaError> {
+        self.begin_check().await.check(targets).await
+    }
+
+    /// Repairs the file system, as [`Checking::repair`].
     pub async fn repair(&self, targets: Targets<'_>) -> Result<Repair, MetaError> {
-        for target in targets.all() {
-            target.sweep().await?;
-        }
-        let turn = self.parts.names.turn().await;
-        for target in targets.all() {
-            match target.commit_all().await {
-                // There may be space for them in groups of which bits are lost.
-                Err(error) if error.kind() == ErrorKind::NoSpace => {
-                    let quiet = turn.gate().quiesce().await;
-                    target.fsck(&quiet).mark_owned().await?;
-                    drop(quiet);
-                    target.commit_all().await?;
-                }
-                committed => committed?,
-            }
-        }
-        let quiet = turn.gate().quiesce().await;
-        let targets = (targets, self.parts.elsewhere.count(), self.parts.elsewhere.forgotten());
-        let result = Fsck::begin(&turn, targets, &quiet, &self.progress, true).repair().await;
-        reaper::queue_removed(&self.parts).await?;
-        self.parts.removed.borrow_mut().retry_all();
-        self.parts.wake_reaper();
-        result
+        self.begin_check().await.repair(targets).await
     }
 
     /// Progress of a running check or repair; none if none runs.

@@ -191,9 +191,15 @@ impl RemovedFiles {
         assert_eq!(self.order.len(), self.waiting.len(), "a file is in the queue once");
     }
 
-    /// True if every file in the queue is stuck, and none is being reaped.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.reaping.is_none() && self.waiting.values().all(|file| file.is_stuck)
+    /// True if a file is being reaped, or waits and is not stuck.
+    pub(crate) fn is_fresh(&self, ino: Ino) -> bool {
+        self.reaping == Some(ino) || self.waiting.get(&ino).is_some_and(|file| !file.is_stuck)
+    }
+
+    /// The files of which that is so.
+    pub(crate) fn fresh(&self) -> Vec<Ino> {
+        let waiting = self.waiting.iter().filter(|(_, file)| !file.is_stuck).map(|(ino, _)| *ino);
+        self.reaping.into_iter().chain(waiting).collect()
     }
 }
 
@@ -282,7 +288,7 @@ mod tests {
         let mut order = Vec::new();
         while let Some((due, ino)) = files.first() {
             files.begin(ino);
-            assert!(!files.is_idle(), "one is being reaped");
+            assert!(!files.fresh().is_empty(), "one is being reaped");
             order.push((due.as_secs(), ino.0));
             // The first attempt at file 5 fails.
             match (due.as_secs(), ino.0) {
@@ -291,7 +297,7 @@ mod tests {
             }
         }
         assert_eq!(order, [(0, 9), (2, 5), (3, 1), (4, 5)]);
-        assert!(files.is_idle());
+        assert!(files.fresh().is_empty());
     }
 
     #[test]
@@ -301,18 +307,18 @@ mod tests {
         files.push(at(1), Ino(1));
         files.begin(Ino(1));
         files.retry(at(600), true);
-        assert!(files.is_idle(), "nobody waits for a repair");
+        assert!(files.fresh().is_empty(), "nobody waits for a repair");
         files.push(at(2), Ino(2));
-        assert!(!files.is_idle());
+        assert!(!files.fresh().is_empty());
         assert_eq!(files.first(), Some((at(2), Ino(2))));
         files.begin(Ino(2));
         files.done();
         // After a repair it is queued again, and goes at once.
         files.push(at(0), Ino(1));
-        assert!(!files.is_idle());
+        assert!(!files.fresh().is_empty());
         files.begin(Ino(1));
         files.done();
-        assert!(files.is_idle() && files.first().is_none());
+        assert!(files.fresh().is_empty() && files.first().is_none());
     }
 
     #[test]
@@ -329,10 +335,10 @@ mod tests {
         files.push(at(6), Ino(1));
         files.retry(at(600), true);
         assert_eq!(files.first(), Some((at(6), Ino(1))));
-        assert!(!files.is_idle());
+        assert!(!files.fresh().is_empty());
         files.begin(Ino(1));
         files.done();
-        assert!(files.is_idle() && files.first().is_none());
+        assert!(files.fresh().is_empty() && files.first().is_none());
         let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| files.begin(Ino(1))));
         assert!(again.is_err(), "it is not in the queue");
     }

@@ -132,6 +132,7 @@ impl DriveSet {
         let is_needed = |drive: &Rc<DriveHandle>| {
             let id = drive.id();
             others(drive)
+                || self.replacing.borrow().contains_key(&id)
                 || self.arrays.iter().any(|array| array.member_on(id).is_some())
                 || self.absent_on(id).is_some()
         };

@@ -92,12 +92,15 @@ impl Node {
                 absent.why
             )));
         }
+        self.refuse_while_mounted()?;
+        // Requests do not wait for a check to end.
+        let checking = self.meta.begin_check().await;
         let _out_of_use = self.serving.write().await;
         self.refuse_while_mounted()?;
         self.meta.wait_reaped().await;
         let others = self.other_targets();
         let targets = Targets { home: &self.home().target, others: &others };
-        let repair = scoped(self.meta.repair(targets)).await?;
+        let repair = scoped(checking.repair(targets)).await?;
         let file = |(ino, paths): (Ino, Vec<String>)| FileReport { inode: ino.0, paths };
         let done = FsRepairReport {
             before: findings(&repair.before),

@@ -24,10 +24,10 @@ use penstock_base::{Env, Ino, StackNo, StoreId, TargetId};
 use penstock_chunk::SpaceUsage;
 use penstock_drive::DriveHandle;
 use penstock_kv::{Kv, Usage};
-use penstock_meta::MetaTarget;
+use penstock_meta::{MetaError, MetaTarget};
 use penstock_session::{Clients, SessionInfo};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -396,7 +396,14 @@ impl Node {
     /// Files that may have a part on a target that does not serve.
     pub async fn files_on(&self, target: u32) -> Result<TargetFilesReport, AdminError> {
         let absent = self.absent_target(target)?;
-        let found = scoped(self.meta.files_on(absent.number.target(), LISTED_FILES)).await?;
+        let lost = absent.number.target();
+        let mut on_loan: BTreeMap<Ino, u64> = BTreeMap::new();
+        for stack in &self.stacks {
+            for (ino, blocks) in stack.target.lost_with(lost).await.map_err(MetaError::from)? {
+                *on_loan.entry(ino).or_default() += blocks;
+            }
+        }
+        let found = scoped(self.meta.files_on(lost, &on_loan, LISTED_FILES)).await?;
         let mut paths = self.meta.find_paths(&found.listed).await?;
         let file = |ino: &Ino| FileReport { inode: ino.0, paths: paths.remove(ino).unwrap_or_default() };
         Ok(TargetFilesReport {

@@ -4,7 +4,7 @@ use crate::tests::{
 };
 use futures_util::FutureExt;
 use penstock_base::{Birth, ErrorKind, LocalBoxFuture};
-use penstock_kv::{KvError, MemKv, Row, Usage, WriteSet};
+use penstock_kv::{KvError, KvRead, MemKv, Row, Usage, WriteSet};
 use penstock_sim::seeds;
 use std::pin::pin;
 use std::task::Poll;
@@ -438,7 +438,7 @@ impl Slow {
     }
 }
 
-impl Kv for Slow {
+impl KvRead for Slow {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
         let row = now(self.inner.get(key));
         Box::pin(async move {
@@ -471,6 +471,12 @@ impl Kv for Slow {
         limit: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>> {
         self.inner.keys(from, until, limit)
+    }
+}
+
+impl Kv for Slow {
+    fn snapshot(&self) -> LocalBoxFuture<'_, Result<Rc<dyn KvRead>, KvError>> {
+        self.inner.snapshot()
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {

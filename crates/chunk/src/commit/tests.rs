@@ -6,6 +6,7 @@ use crate::tests::{
     preallocated, write,
 };
 use penstock_base::{Birth, ErrorKind};
+use penstock_kv::KvRead;
 
 /// The extents in a chunk's row; `None` if there is no row.
 async fn row(bench: &Bench, key: ChunkKey) -> Option<Vec<Extent>> {

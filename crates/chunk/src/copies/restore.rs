@@ -24,9 +24,10 @@ use crate::rows::{
 use penstock_array::{ArrayError, BlockChanges, Volume};
 use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{Birth, DecodeError, ErrorKind, FileId, Ino, LocalBoxFuture, Version};
-use penstock_kv::{Kv, KvError, ROWS_AT_ONCE, Row, Usage, WriteSet};
+use penstock_kv::{Kv, KvError, KvRead, ROWS_AT_ONCE, Row, Usage, WriteSet};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Bytes of rows after which a transaction is committed.
 const BATCH_BYTES: usize = 64 << 10;
@@ -406,7 +407,7 @@ fn gaps(runs: &[Range<u32>], within: &Range<u32>) -> Vec<Range<u32>> {
 /// A store that forgets everything.
 struct Nowhere;
 
-impl Kv for Nowhere {
+impl KvRead for Nowhere {
     fn get(&self, _: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
         Box::pin(async { Ok(None) })
     }
@@ -421,6 +422,12 @@ impl Kv for Nowhere {
 
     fn keys(&self, _: Vec<u8>, _: Vec<u8>, _: usize) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>> {
         Box::pin(async { Ok(Vec::new()) })
+    }
+}
+
+impl Kv for Nowhere {
+    fn snapshot(&self) -> LocalBoxFuture<'_, Result<Rc<dyn KvRead>, KvError>> {
+        Box::pin(async { Ok(Rc::new(Nowhere) as Rc<dyn KvRead>) })
     }
 
     fn commit(&self, _: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {

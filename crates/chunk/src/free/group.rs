@@ -11,6 +11,7 @@ use std::ops::Range;
 type Words = Box<[u64; GROUP_WORDS]>;
 
 /// The bits of a group, and what follows from them.
+#[derive(Clone)]
 pub(super) struct Group {
     blocks: u64,
     stripe_blocks: u64,

@@ -4,6 +4,7 @@ use penstock_base::num::to_usize;
 use std::ops::Range;
 
 /// A set of groups, of which the first and the last in a range are found without a look at each.
+#[derive(Clone)]
 pub(super) struct GroupSet {
     words: Vec<u64>,
     /// The words that are not 0.

@@ -6,7 +6,7 @@
 
 use crate::ChunkError;
 use crate::allocator::{Allocator, STRIPES_AT_A_TIME};
-use crate::free::{Bitmap, Counts, Groups, Run, set_bits};
+use crate::free::{Bitmap, Counts, Groups, Run, Space, set_bits};
 use crate::free::{fits, is_on, may_be_borrowed, runs_of};
 use crate::rows::{
     Borrowed, ChunkKey, Counter, Extent, FileRow, GROUP_WORDS, GROUPS_IN_A_ROW, Lent, LentKey, MapRow, Owner,
@@ -17,7 +17,7 @@ use crate::rows::{
 use crate::volumes::Volumes;
 use penstock_base::num::{to_u32, to_usize};
 use penstock_base::{Birth, DecodeError, FindingKind, Findings, Ino, TargetId, hex};
-use penstock_kv::{Kv, for_each};
+use penstock_kv::{KvRead, for_each};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The chunks and blocks of one inode on a target.
@@ -506,7 +506,11 @@ impl Survey {
 
 impl Survey {
     /// Reads all map rows and bitmaps.
-    pub(crate) async fn read(volumes: &Volumes, kv: &dyn Kv, chunk_blocks: u32) -> Result<Self, ChunkError> {
+    pub(crate) async fn read(
+        volumes: &Volumes,
+        kv: &dyn KvRead,
+        chunk_blocks: u32,
+    ) -> Result<Self, ChunkError> {
         let own = volumes.groups().with_borrowed(0);
         let mut last = own.own();
         for_each(kv, all_loans(), |key, _| {
@@ -537,11 +541,13 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Completes the check: blocks with two owners, bits against extents, and memory against both.
+    /// Completes the check: blocks with two owners, bits against extents, and memory against both. `space` is
+    /// that of the moment of the rows.
     pub(crate) async fn check(
         mut self,
         volumes: &Volumes,
-        kv: &dyn Kv,
+        kv: &dyn KvRead,
+        space: &Space,
         allocator: &Allocator,
     ) -> Result<TargetCheck, ChunkError> {
         if self.doubled.is_some() {
@@ -552,16 +558,15 @@ impl Survey {
             for_each(kv, all_maps(), see).await?;
         }
         let in_memory = |loan: &Borrowed| (loan.lender, loan.number);
-        self.check.loans.unrecorded = allocator.space().loans().values().map(in_memory).collect();
+        self.check.loans.unrecorded = space.loans().values().map(in_memory).collect();
         self.judge_bits();
         self.judge_counts();
-        self.judge_memory(allocator);
+        self.judge_memory(space);
         self.judge_stripes(volumes, allocator).await?;
         Ok(self.check)
     }
 
-    fn judge_memory(&mut self, allocator: &Allocator) {
-        let space = allocator.space();
+    fn judge_memory(&mut self, space: &Space) {
         let is_wrong = |group: u64| match space.bits_in_memory(group) {
             Some(memory) => {
                 self.marked.group(group).iter().zip(memory).any(|(row, memory)| row & !memory != 0)
@@ -600,7 +605,8 @@ impl Survey {
             // A loan of which nothing was committed has no row yet.
             for stripe in written.into_iter().filter(|stripe| *stripe < end) {
                 let mut blocks = stripe * per_stripe..(stripe + 1) * per_stripe;
-                // Stripes that wait to be discarded are known, and those in a discard count as used.
+                // Of now: stripes on their way to a write or a discard count as used, and those that wait
+                // for a discard are known.
                 if blocks.all(|block| !self.owned.get(block) && !self.marked.get(block))
                     && allocator.is_bare(stripe).await?
                 {

@@ -4,7 +4,9 @@ use crate::rows::group_key;
 use crate::target::Target;
 use crate::tests::{Bench, CHUNK, CLIENT, Random, STRIPE, Seed, blocks_of, fills, known, on_volumes};
 use crate::{Behind, ChunkKey};
+use penstock_base::env::timeout;
 use penstock_base::{FileId, FindingKind, Quiet};
+use penstock_kv::KvRead;
 use penstock_sim::seeds;
 
 /// Smaller numbers are those of copies of the map.
@@ -847,5 +849,128 @@ fn dirty_blocks_over_lost_ones_can_be_made_zeros() {
         let reserved = targets[0].allocator.space().free_of_volume();
         targets[0].commit_all().await.unwrap();
         assert_eq!(targets[0].allocator.space().free_of_volume(), reserved, "no reservation is left");
+    });
+}
+
+/// A target on the first of these benches whose only free blocks are in stripes that cannot be read.
+async fn without_usable_blocks(benches: &[Bench]) -> Vec<Rc<Target>> {
+    let bench = &benches[0];
+    let headroom = bench.volume.blocks() / 50;
+    let stripes = headroom / (STRIPE - 1) + 8;
+    for stripe in 0..stripes {
+        bench.write_stripe(stripe, 5).await;
+    }
+    let per_chunk = u64::from(CHUNK);
+    for index in 0..stripes.div_ceil(per_chunk) {
+        let first = index * per_chunk;
+        let of_chunk = first..stripes.min(first + per_chunk);
+        let extents: Vec<_> =
+            (0..).zip(of_chunk).map(|(at, stripe)| crate::tests::extent(at, 1, stripe * STRIPE)).collect();
+        bench.put_map(chunk_key(1, index), &extents).await;
+    }
+    let used: Vec<_> = (0..stripes).map(|stripe| stripe * STRIPE..stripe * STRIPE + 1).collect();
+    let rest = std::iter::once(stripes * STRIPE..bench.volume.blocks());
+    bench.put_marks(&used.into_iter().chain(rest).collect::<Vec<_>>()).await;
+    let targets = open(benches).await;
+    for target in &targets {
+        target.sweep().await.unwrap();
+    }
+    for stripe in 0..stripes {
+        let block = stripe * STRIPE;
+        bench.set_unreadable(block..block + 1).await;
+        bench.volume.read(block, 1, IO_OF_TEST).await.unwrap_err();
+    }
+    targets
+}
+
+const IO_OF_TEST: penstock_drive::Io = penstock_drive::Io::new(penstock_drive::Class::Client, "test");
+
+/// Regression: blocks in stripes that cannot be read counted as free, so nothing was borrowed in their place:
+/// a preallocation tried for ever, and a commit of what had been written failed.
+#[test]
+fn blocks_that_cannot_be_allocated_are_borrowed_instead() {
+    on_volumes(2, async |benches| {
+        let targets = without_usable_blocks(benches).await;
+        try_write(&targets[0], 3, 0, 3).await.unwrap();
+        targets[0].commit(file(3), false).await.unwrap();
+        targets[0].preallocate(file(2), 0..1, false, known(0)).await.unwrap();
+        assert!(targets[0].loans().0 > 0);
+        assert_eq!(fills(&targets[0], chunk_key(3, 0)).await, [3; CHUNK as usize]);
+    });
+    on_volumes(1, async |benches| {
+        let targets = without_usable_blocks(benches).await;
+        let error = targets[0].preallocate(file(2), 0..1, false, known(0)).await.unwrap_err();
+        assert!(matches!(error, ChunkError::NoSpace { .. }), "{error}");
+        let error = try_write(&targets[0], 3, 0, 3).await.unwrap_err();
+        assert!(matches!(error, ChunkError::NoSpace { .. }), "nothing is promised: {error}");
+        benches[0].set_readable();
+        benches[0].env.sleep(2 * REST).await;
+        try_write(&targets[0], 3, 0, 3).await.unwrap();
+    });
+}
+
+/// Regression: a discard that waited for a suspended lender kept everybody from the own volume, and new
+/// blocks were taken from that lender first.
+#[test]
+fn a_suspended_lender_stops_nobody_who_can_do_without_it() {
+    on_volumes(3, async |benches| {
+        let targets = open(benches).await;
+        let files = fill_beyond(&targets[0], 12).await;
+        assert_all_clean(benches, &targets).await;
+        let lender = usize::from(first_loan(&targets[0]).1.lender.0 as u16);
+        benches[lender].drives.iter().for_each(|drive| drive.set_full(true));
+        let (writer, array) = (targets[lender].clone(), benches[lender].volume.array());
+        let work = async move {
+            for ino in 500.. {
+                if try_write(&writer, ino, 0, 9).await.is_err() || writer.commit_all().await.is_err() {
+                    return;
+                }
+            }
+        };
+        benches[0].env.spawn("writer", Box::pin(work));
+        for _ in 0..1000 {
+            if array.suspended().is_none() {
+                benches[0].env.sleep(REST / 10).await;
+            }
+        }
+        assert!(array.suspended().is_some(), "its host is full");
+        // Stripes of the loan that wait for a discard.
+        let patience = 20 * REST;
+        for ino in files - 4..files + 2 {
+            let removed = timeout(&benches[0].env, patience, remove(&targets[0], ino));
+            removed.await.expect("a removal waits for nobody");
+        }
+        benches[0].env.sleep(4 * REST).await;
+        for ino in 900..906 {
+            let written = async {
+                try_write(&targets[0], ino, 0, 0xbb).await.unwrap();
+                targets[0].commit(file(ino), false).await.unwrap();
+            };
+            timeout(&benches[0].env, patience, written)
+                .await
+                .expect("another lender or the own volume has space");
+        }
+        benches[lender].drives.iter().for_each(|drive| drive.set_full(false));
+        benches[0].env.sleep(4 * REST).await;
+        assert_eq!(fills(&targets[0], chunk_key(905, 0)).await, [0xbb; CHUNK as usize]);
+    });
+}
+
+/// Regression: a target with free blocks on loan gave its own headroom away.
+#[test]
+fn nobody_lends_the_headroom() {
+    on_volumes(3, async |benches| {
+        let targets = open(benches).await;
+        let files = fill_beyond(&targets[1], 10).await;
+        for ino in files - 6..files + 2 {
+            remove(&targets[1], ino).await;
+        }
+        targets[1].sync().await.unwrap();
+        let own = |target: &Target| target.allocator.space().free_of_volume();
+        let headroom = targets[1].usage().headroom_blocks;
+        assert!(targets[1].usage().available_blocks() > 0, "it has free blocks on loan");
+        let before = own(&targets[1]);
+        fill(&targets[0]).await;
+        assert!(own(&targets[1]) >= before.min(headroom), "{} of {before} blocks", own(&targets[1]));
     });
 }

@@ -7,7 +7,7 @@ use crate::tests::{
 use crate::{Behind, ChunkError, Known, Knows, WantedRow};
 use penstock_base::rank::scoped;
 use penstock_base::{Birth, Branch, Class, FileId, FindingKind as Kind, Ino, IoContext, TargetId};
-use penstock_kv::{Kv, WriteSet};
+use penstock_kv::{Kv, KvRead, WriteSet};
 use penstock_sim::seeds;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,7 +5,7 @@ use crate::tests::{
     preallocated, write,
 };
 use penstock_base::{Birth, Branch, ErrorKind};
-use penstock_kv::Kv;
+use penstock_kv::KvRead;
 use std::time::Duration;
 
 #[test]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::tests::{Bench, CHUNK, OWNER, assert_clean, chunk_key, file, fills, known, on_a_volume, write};
 use penstock_base::env::timeout;
-use penstock_kv::Kv;
+use penstock_kv::KvRead;
 use std::time::Duration;
 
 const BLOCKS: u64 = CHUNK as u64;

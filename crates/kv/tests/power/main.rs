@@ -2,11 +2,12 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod site;
+mod snapshots;
 
 use penstock_base::crc32c_blocks;
 use penstock_base::env::timeout;
 use penstock_drive::{Class, Io};
-use penstock_kv::{AheadKv, Kv, KvError, Mode, RedbKv, WriteSet};
+use penstock_kv::{AheadKv, Kv, KvError, KvRead, Mode, RedbKv, WriteSet};
 use penstock_sim::{CutPlan, World};
 use site::Site;
 use std::cell::RefCell;

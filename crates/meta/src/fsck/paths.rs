@@ -7,7 +7,7 @@ use crate::error::MetaError;
 use crate::inode::{DIRECTORY, Inode};
 use crate::rows::{Entry, all_entries, decode_entry_key, inode_key};
 use penstock_base::Ino;
-use penstock_kv::{Kv, for_each};
+use penstock_kv::{KvRead, for_each};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most components of a path that is written out.
@@ -19,7 +19,10 @@ type Places = BTreeMap<Ino, Vec<(Ino, Vec<u8>)>>;
 
 /// Returns paths of inodes, from the root. An inode without a name has none. A path that cannot be
 /// followed up to the root begins with the number of the last directory that was found.
-pub(crate) async fn find(kv: &dyn Kv, inos: &BTreeSet<Ino>) -> Result<BTreeMap<Ino, Vec<String>>, MetaError> {
+pub(crate) async fn find(
+    kv: &dyn KvRead,
+    inos: &BTreeSet<Ino>,
+) -> Result<BTreeMap<Ino, Vec<String>>, MetaError> {
     if inos.is_empty() {
         return Ok(BTreeMap::new());
     }
@@ -41,7 +44,7 @@ pub(crate) async fn find(kv: &dyn Kv, inos: &BTreeSet<Ino>) -> Result<BTreeMap<I
 }
 
 /// Directory and name of each entry that refers to a wanted inode.
-async fn places_of(kv: &dyn Kv, wanted: impl Fn(Ino, u32) -> bool) -> Result<Places, MetaError> {
+async fn places_of(kv: &dyn KvRead, wanted: impl Fn(Ino, u32) -> bool) -> Result<Places, MetaError> {
     let mut places = Places::new();
     for_each(kv, all_entries(), |key, value| {
         // An entry that cannot be read gives no path; a check reports it.
@@ -59,7 +62,7 @@ async fn places_of(kv: &dyn Kv, wanted: impl Fn(Ino, u32) -> bool) -> Result<Pla
     Ok(places)
 }
 
-async fn add_ancestors(kv: &dyn Kv, dir: Ino, above: &mut BTreeSet<Ino>) -> Result<(), MetaError> {
+async fn add_ancestors(kv: &dyn KvRead, dir: Ino, above: &mut BTreeSet<Ino>) -> Result<(), MetaError> {
     let mut at = dir;
     while at != ROOT && above.insert(at) {
         let row = kv.get(inode_key(at)).await?;

@@ -6,7 +6,7 @@ use crate::parts::Parts;
 use crate::rows::{all_inodes, decode_gone, encode_gone, gone_key};
 use penstock_base::{BLOCK_BYTES, Ino, TargetId};
 use penstock_kv::{Kv, WriteSet, for_each};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The targets that are forgotten, in the store with the names. Fails if the row cannot be read: a target
 /// that serves again would have what was removed and cut since.
@@ -52,13 +52,20 @@ pub struct FilesOn {
     pub listed: BTreeSet<Ino>,
 }
 
-/// Files that may have something on a target of another stack, of which so many are listed.
-pub(crate) async fn files_on(parts: &Parts, target: TargetId, most: usize) -> Result<FilesOn, MetaError> {
+/// Files that may have something on a target of another stack, of which so many are listed. Others have
+/// `on_loan` from it: so many blocks of each file.
+pub(crate) async fn files_on(
+    parts: &Parts,
+    target: TargetId,
+    on_loan: &BTreeMap<Ino, u64>,
+    most: usize,
+) -> Result<FilesOn, MetaError> {
     let mut found = FilesOn::default();
     for_each(parts.names.kv(), all_inodes(), |_, row| {
         // A check reports what is no inode.
         let Ok(inode) = Inode::decode(row) else { return Ok(()) };
-        let bytes = bytes_on(parts, &inode, target);
+        let blocks = on_loan.get(&inode.ino).copied().unwrap_or(0);
+        let bytes = bytes_on(parts, &inode, target).saturating_add(blocks * BLOCK_BYTES as u64);
         if bytes > 0 {
             found.files += 1;
             found.most_bytes = found.most_bytes.saturating_add(bytes);
@@ -69,6 +76,7 @@ pub(crate) async fn files_on(parts: &Parts, target: TargetId, most: usize) -> Re
         Ok::<_, MetaError>(())
     })
     .await?;
+    assert!(found.listed.len() as u64 <= found.files.min(most as u64), "they are among the files");
     Ok(found)
 }
 

@@ -9,7 +9,7 @@ use crate::rows::{
 use crate::store::NewStore;
 use crate::{Data, Inode, LAST_INO, MetaError, MetaTarget, ROOT, XATTR_MAX, ops};
 use penstock_base::{ArrayId, FindingKind as Kind, Gate, Id128, Ino, MAX_FILE_BYTES};
-use penstock_kv::{Kv, MemKv};
+use penstock_kv::{KvRead, MemKv};
 use penstock_session::rows::{LAST_SESSION, ResultRow, SessionRow, result_key, session_key};
 use penstock_wire::metadata::{ReadDirReply, ReadDirRequest, SetAttrRequest};
 use prost::Message;

@@ -5,7 +5,7 @@ use crate::MetaTarget;
 use crate::store::NewStore;
 use penstock_base::env::random_id;
 use penstock_base::{Env, Gate, LocalBoxFuture};
-use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
+use penstock_kv::{Kv, KvError, KvRead, MemKv, Row, Usage, WriteSet};
 use penstock_sim::World;
 use penstock_wire::metadata::{HelloReply, HelloRequest};
 use penstock_wire::{Header, Kind};
@@ -21,7 +21,7 @@ struct SlowKv {
     flush_takes: Cell<Duration>,
 }
 
-impl Kv for SlowKv {
+impl KvRead for SlowKv {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
         self.kv.get(key)
     }
@@ -46,6 +46,12 @@ impl Kv for SlowKv {
         most: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<Vec<u8>>, KvError>> {
         self.kv.keys(from, until, most)
+    }
+}
+
+impl Kv for SlowKv {
+    fn snapshot(&self) -> LocalBoxFuture<'_, Result<Rc<dyn KvRead>, KvError>> {
+        self.kv.snapshot()
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {

@@ -9,7 +9,7 @@ use crate::{HeldFile, MetaError, OtherTarget, ROOT, WantedLayout, ops, reaper};
 use penstock_base::env::timeout;
 use penstock_base::{Birth, Branch, DecodeError, FileId, FindingKind as Kind, Ino, LocalBoxFuture, TargetId};
 use penstock_chunk::{ChunkError, Cut, FileRow, FileUse, Owned, Owner, SpaceUsage, TargetCheck};
-use penstock_kv::{Kv, MemKv};
+use penstock_kv::{Kv, KvRead, MemKv};
 use penstock_session::Repeat;
 use penstock_wire::metadata::{AttrReply, Change, SetAttrRequest};
 use prost::Message;
@@ -509,9 +509,12 @@ fn nobody_waits_for_a_target_that_is_forgotten() {
         bed.crash().await;
         bed.remove("g").await.unwrap();
         bed.meta.wait_reaped().await;
-        let listed = bed.meta.files_on(TargetId(2), 10).await.unwrap();
         let turn = TURN_BLOCKS * 4096;
-        assert_eq!((listed.files, listed.most_bytes, &listed.listed), (1, turn, &[ino].into()));
+        for (on_loan, bytes) in [(0, turn), (3, turn + 3 * 4096)] {
+            let on_loan = [(ino, on_loan), (gone, 5)].into();
+            let listed = bed.meta.files_on(TargetId(2), &on_loan, 10).await.unwrap();
+            assert_eq!((listed.files, listed.most_bytes, &listed.listed), (1, bytes, &[ino].into()));
+        }
         bed.meta.sync().await.unwrap();
         let before = bed.kv.clone();
         bed.meta.forget(TargetId(2)).await.unwrap();
@@ -524,7 +527,11 @@ fn nobody_waits_for_a_target_that_is_forgotten() {
         let new = bed.add("new").await.unwrap();
         assert_eq!(bed.inode(new).await.unwrap().layout.count, 2, "new files do without it");
         bed.check("a target that is forgotten");
-        assert_eq!(bed.meta.files_on(TargetId(2), 10).await.unwrap().files, 0, "it is short now");
+        assert_eq!(
+            bed.meta.files_on(TargetId(2), &BTreeMap::new(), 10).await.unwrap().files,
+            0,
+            "it is short now"
+        );
         bed.meta.sync().await.unwrap();
         bed.crash().await;
         set(bed, ino, size(9 * TURN_BLOCKS * 4096)).await.unwrap();

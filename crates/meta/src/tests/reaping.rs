@@ -5,7 +5,7 @@ use super::memory::CHUNK_BLOCKS;
 use crate::rows::inode_key;
 use crate::{ChunkStore, MetaError, ROOT, STEP_CHUNKS, ops};
 use penstock_base::{Id128, Ino, Quiet};
-use penstock_kv::{Kv, KvError};
+use penstock_kv::{KvError, KvRead};
 use penstock_session::Request;
 use penstock_session::rows::all_results;
 use penstock_wire::metadata::{HelloReply, HelloRequest, MakeRequest, OpenCount, PingRequest, XattrRequest};

@@ -1,7 +1,7 @@
 use super::*;
 use crate::recovery::Reclaimed;
 use crate::rows::{all_results, all_sessions};
-use penstock_kv::MemKv;
+use penstock_kv::{KvRead, MemKv};
 use penstock_sim::World;
 use penstock_wire::Kind;
 use penstock_wire::metadata::{

@@ -4,12 +4,15 @@
 //! the results. The drive faults of a seed ([`crate::mischief`]) are within what the code survives, so every
 //! failure is a defect.
 
+use crate::beside::check_until;
 use crate::load::{Load, TASKS};
 use crate::loans::{leave, leave_on_all_but_one};
 use crate::machine::{Machine, Opened, Site};
 use crate::mischief::Mischief;
 use penstock_base::env::{Runtime, timeout};
+use penstock_base::rank::scoped;
 use penstock_sim::{CutPlan, World};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -209,9 +212,16 @@ impl Fate {
                 load.settle(&machine).await;
                 self.mend(&machine).await;
                 machine.audit().await;
-                for _ in 0..self.steps {
-                    load.step(&machine, 0).await.unwrap();
-                }
+                let (is_done, steps) = (Cell::new(false), Cell::new(0));
+                let work = async {
+                    for _ in 0..self.steps {
+                        load.step(&machine, 0).await.unwrap();
+                        steps.set(steps.get() + 1);
+                    }
+                    is_done.set(true);
+                };
+                let checks = scoped(check_until(&machine, &is_done, &steps));
+                futures_util::future::join(scoped(work), checks).await;
                 self.see_loans(&machine);
                 load.release_all(&machine).await.unwrap();
                 machine.audit().await;

@@ -4,7 +4,7 @@ use crate::machine::{Machine, Site};
 use crate::map_copies::{lose_rows_on, restore};
 use crate::model::{make_file, read_all};
 use crate::repair::walk;
-use crate::stacks::resize;
+use crate::stacks::{resize, wipe_labels};
 use penstock_base::{ErrorKind, FileId, TargetId};
 use penstock_chunk::rows::{all_lent, all_loans};
 use penstock_client::Failure;
@@ -125,6 +125,50 @@ fn a_file_on_a_full_target_takes_the_space_of_all() {
         machine.client.unlink(root, b"file", false).await.unwrap();
         machine.env.sleep(Duration::from_secs(60)).await;
         machine.check_empty(free).await;
+        machine.stop().await;
+    });
+    run.unwrap();
+    world.destroy();
+}
+
+/// Regression: of a target that was lost, only files in whose layout it was were named, and the question of
+/// `target forget` said that nothing would be lost.
+#[test]
+fn what_a_lost_target_has_lent_is_lost_too() {
+    let site = Site::spread((4, 2), 2, 1);
+    let world = World::new(7010);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        leave(&machine, 0).await.unwrap();
+        let file = make_file(&machine, "lent").await.unwrap();
+        write(&machine, file, 0..3, 1).await.unwrap();
+        assert!(borrowed(&machine) >= 3 * CHUNK);
+        machine.client.release(file).await.unwrap();
+        machine.stop().await;
+        wipe_labels(&site, &machine, "meta.1").await;
+        let mut bytes = 0;
+        for is_first in [true, false] {
+            let machine = site.start(&world, &[]).await.unwrap();
+            let damaged = machine.node.damaged_fs().await.unwrap();
+            bytes = if is_first { damaged.damaged_bytes } else { bytes };
+            assert!(bytes > 2 * CHUNK, "most of it: {damaged:?}");
+            assert_eq!((damaged.files.len(), damaged.damaged_bytes), (1, bytes), "{damaged:?}");
+            assert_eq!(damaged.files[0].paths, ["/lent"]);
+            let lost = &damaged.absent_targets[0];
+            assert_eq!((lost.files, lost.most_bytes), (1, bytes), "{lost:?}");
+            assert_eq!(lost.listed_files[0].paths, ["/lent"]);
+            let lost = machine.node.forget_target(1).await.unwrap();
+            assert_eq!((lost.files, lost.most_bytes), (1, bytes), "first: {is_first}");
+            assert_eq!(machine.node.damaged_fs().await.unwrap().damaged_bytes, bytes);
+            machine.stop().await;
+        }
+        let machine = site.start(&world, &[]).await.unwrap();
+        let root = machine.client.root();
+        let file = machine.client.lookup(root, b"lent").await.unwrap().file();
+        assert!(machine.client.read(file, 0, CHUNK).await.is_err(), "it is no hole");
+        machine.client.unlink(root, b"lent", false).await.unwrap();
+        machine.env.sleep(Duration::from_secs(20)).await;
+        assert_eq!(machine.node.damaged_fs().await.unwrap().damaged_bytes, 0);
         machine.stop().await;
     });
     run.unwrap();

@@ -1,6 +1,7 @@
 //! Tests of the whole path in the simulated world, from the client library to the drives.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod beside;
 mod built_on;
 mod cached;
 mod campaign;

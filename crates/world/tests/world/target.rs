@@ -11,7 +11,7 @@ use penstock_base::{
     BLOCK_BYTES, Buf, Class, Env, FileId, Gate, IoContext, LocalBoxFuture, TargetId, crc32c, crc32c_blocks,
 };
 use penstock_chunk::{Behind, ChunkError, ChunkKey, Known, Owner, Target, TargetConfig};
-use penstock_kv::{Kv, KvError, MemKv, Row, Usage, WriteSet};
+use penstock_kv::{Kv, KvError, KvRead, MemKv, Row, Usage, WriteSet};
 use penstock_sim::World;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ impl Unreliable {
     }
 }
 
-impl Kv for Unreliable {
+impl KvRead for Unreliable {
     fn get(&self, key: Vec<u8>) -> LocalBoxFuture<'_, Result<Option<Vec<u8>>, KvError>> {
         Box::pin(async move {
             self.wait().await;
@@ -82,6 +82,12 @@ impl Kv for Unreliable {
             self.wait().await;
             self.inner.keys(from, until, limit).await
         })
+    }
+}
+
+impl Kv for Unreliable {
+    fn snapshot(&self) -> LocalBoxFuture<'_, Result<Rc<dyn KvRead>, KvError>> {
+        self.inner.snapshot()
     }
 
     fn commit(&self, writes: WriteSet) -> LocalBoxFuture<'_, Result<(), KvError>> {

@@ -12,7 +12,7 @@ use crate::tests::{
     on_a_volume,
 };
 use penstock_base::ErrorKind;
-use penstock_kv::{Kv, WriteSet};
+use penstock_kv::{Kv, KvRead, WriteSet};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;

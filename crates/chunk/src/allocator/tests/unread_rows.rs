@@ -7,7 +7,7 @@ use crate::rows::{Counts, GROUP_WORDS, counts_key, decode_counts, encode_group, 
 use crate::target::Target;
 use crate::tests::{Bench, STRIPE, chunk_key, extent, known, map_row, on_a_volume};
 use penstock_base::{Birth, Branch};
-use penstock_kv::Kv;
+use penstock_kv::KvRead;
 
 const LATER: u8 = 9;
 const DAMAGED: u8 = 0;

@@ -9,7 +9,7 @@ use crate::tests::{
 };
 
 use penstock_base::FindingKind as Kind;
-use penstock_kv::Kv;
+use penstock_kv::{Kv, KvRead};
 use std::rc::Rc;
 
 /// Writes data to a part of the volume.

@@ -135,7 +135,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let memory = setup::memory(&mut held, MEMORY_MIB)?;
     let host = Host::look();
     let amount = if options.quick { lines::QUICK } else { FULL };
-    let store = Store::start(&binary, &memory, "store", DRIVE_MIB)?;
+    let store = Store::start(&binary, &memory, "store", DRIVE_MIB, None)?;
     let drives = Drives::of(&store)?;
     let peer = store.into_peer(lines::PeerId::Penstock, amount)?;
     let mut bed = Bed { peer, drives, folder: memory, program };

@@ -63,6 +63,15 @@ struct Args {
     /// Compare with this build of the program instead of with other file systems
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
+    /// Number of targets of each store of Penstock; by default as many as `penstock up` makes
+    #[arg(long, value_name = "N")]
+    targets: Option<u16>,
+    /// The same for the build to compare with, which may be the same program
+    #[arg(long, value_name = "N", requires = "before")]
+    before_targets: Option<u16>,
+    /// Run the workload `files` on the disk instead of in memory
+    #[arg(long)]
+    on_disk: bool,
     /// A folder on a real disk, for the workloads that sync
     #[arg(long, value_name = "DIR", default_value = "target")]
     disk: PathBuf,
@@ -104,6 +113,11 @@ fn run(args: &Args) -> Result<()> {
     let lines = if many { Vec::new() } else { report::chosen(&args.only).map_err(anyhow::Error::msg)? };
     guard::watch(if many { LIMIT_MANY } else { LIMIT })?;
     let mut held = Held::default();
+    let disk = std::path::absolute(&args.disk)?.join(format!("peers-{}", std::process::id()));
+    if many && args.on_disk {
+        held.keep(guard::Guard::folder(&disk)?);
+        return run_many(args, &program, &disk);
+    }
     let memory_mib = match (many, &args.before) {
         (true, _) => many::drive_mib(args.count),
         (false, None) => 4096 - 64,
@@ -112,15 +126,19 @@ fn run(args: &Args) -> Result<()> {
     };
     let memory = setup::memory(&mut held, memory_mib)?;
     if many {
-        let outcome = many::run(&program, &memory, args.count)?;
-        print!("{}\n{outcome}", proc::Host::look());
-        return setup::write_json(args.json.as_deref(), &outcome);
+        return run_many(args, &program, &memory);
     }
-    let disk = std::path::absolute(&args.disk)?.join(format!("peers-{}", std::process::id()));
     held.keep(guard::Guard::folder(&disk)?);
     let before = args.before.as_deref().map(setup::program).transpose()?;
     let amount = if args.quick { QUICK } else { FULL };
-    compare(args, &lines, &Start { program, before, memory, disk, amount })
+    let targets = [args.targets, args.before_targets];
+    compare(args, &lines, &Start { program, before, targets, memory, disk, amount })
+}
+
+fn run_many(args: &Args, program: &Path, home: &Path) -> Result<()> {
+    let outcome = many::run(program, home, args.count, args.targets)?;
+    print!("{}\n{outcome}", proc::Host::look());
+    setup::write_json(args.json.as_deref(), &outcome)
 }
 
 /// Everything that is needed to start the peers.
@@ -128,6 +146,8 @@ struct Start {
     program: PathBuf,
     /// The build to compare with, if there is one.
     before: Option<PathBuf>,
+    /// The numbers of targets of the stores of both.
+    targets: [Option<u16>; 2],
     /// A folder on a tmpfs.
     memory: PathBuf,
     /// A folder on the disk.
@@ -145,12 +165,13 @@ impl Start {
     }
 
     fn peer(&self, id: PeerId) -> Result<Peer> {
-        let (program, build) = match (&self.before, id == id.today()) {
-            (Some(before), false) => (before, "before"),
-            _ => (&self.program, "now"),
+        let (program, build, targets) = match (&self.before, id == id.today()) {
+            (Some(before), false) => (before, "before", self.targets[1]),
+            _ => (&self.program, "now", self.targets[0]),
         };
-        let store =
-            |home: &Path, name: &str| Store::start(program, home, &format!("{name}-{build}"), DRIVE_MIB);
+        let store = |home: &Path, name: &str| {
+            Store::start(program, home, &format!("{name}-{build}"), DRIVE_MIB, targets)
+        };
         match id {
             PeerId::GlusterFs => gluster::start(&self.memory, self.amount),
             PeerId::Nothing => Peer::nothing(&self.memory, self.amount),

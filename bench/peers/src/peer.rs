@@ -113,18 +113,27 @@ pub(crate) struct Store {
     pub(crate) dir: PathBuf,
     pub(crate) mount: PathBuf,
     drive_size: String,
+    /// The default if none.
+    targets: Option<u16>,
     pub(crate) process: u32,
     held: Held,
 }
 
 impl Store {
-    /// Makes a store 4+2 in `home`, starts it and mounts it.
-    pub(crate) fn start(program: &Path, home: &Path, name: &str, drive_mib: u64) -> Result<Self> {
+    /// Makes a store 4+2 in `home`, of so many targets, or the default, starts it and mounts it.
+    pub(crate) fn start(
+        program: &Path,
+        home: &Path,
+        name: &str,
+        drive_mib: u64,
+        targets: Option<u16>,
+    ) -> Result<Self> {
         let mut store = Self {
             program: program.to_owned(),
             dir: home.join(name),
             mount: home.join(format!("{name}-mount")),
             drive_size: format!("{drive_mib}M"),
+            targets,
             process: 0,
             held: Held::default(),
         };
@@ -146,6 +155,7 @@ impl Store {
             "--drive-size",
             &self.drive_size,
         ]);
+        command.args(self.targets.iter().flat_map(|targets| ["--targets".to_owned(), targets.to_string()]));
         command.arg("--mount").arg(&self.mount);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.held.keep(Guard::mount(&self.mount)?);
@@ -181,7 +191,7 @@ impl Store {
     }
 
     /// Runs an administrative command and returns its JSON.
-    fn command(&self, words: &[&str]) -> Result<serde_json::Value> {
+    pub(crate) fn command(&self, words: &[&str]) -> Result<serde_json::Value> {
         let output =
             Command::new(&self.program).arg("--dir").arg(&self.dir).args(words).arg("--json").output()?;
         if !output.status.success() {

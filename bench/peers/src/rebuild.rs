@@ -147,7 +147,7 @@ fn data_mib(mount: &Path) -> Result<usize> {
 
 impl Bed {
     fn make(program: &Path, home: &Path, drive_mib: u64) -> Result<Self> {
-        let store = Store::start(program, home, "store", drive_mib)?;
+        let store = Store::start(program, home, "store", drive_mib, None)?;
         let data_mib = data_mib(&store.mount)?;
         let amount = Amount { file_mib: data_mib, ops: 0, files: 0, syncs: 0, limit: Duration::MAX };
         let folder = Folder::new(&store.mount, amount, true);

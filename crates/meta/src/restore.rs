@@ -9,13 +9,14 @@
 
 use crate::error::MetaError;
 use crate::names::INO_RUN;
-use crate::rows::{FsRow, Home, StoreRow, fs_key, store_key};
+use crate::rows::{FsRow, Home, StoreRow, decode_gone, fs_key, gone_key, store_key};
 use crate::{LAST_INO, ROOT, store};
 use penstock_base::num::number_by_time;
 use penstock_base::{DecodeError, Ino, TargetId};
 use penstock_chunk::copies::Names;
 use penstock_kv::{Kv, WriteSet};
 use penstock_session::rows::{LAST_SESSION, all_results, all_sessions};
+use std::collections::BTreeSet;
 
 /// Inode numbers that are left out.
 const INODES_SINCE: u64 = 1 << 32;
@@ -43,6 +44,7 @@ pub struct RestoredNames {
     queued: u64,
     store: Option<StoreRow>,
     fs: Option<FsRow>,
+    forgotten: BTreeSet<TargetId>,
 }
 
 impl RestoredNames {
@@ -53,7 +55,12 @@ impl RestoredNames {
     pub fn new(home: Home, kept_stripes: u16, newer: Ino, now_s: u32) -> Self {
         // As many numbers a second as an opening leaves out, and far below the highest that a row may have.
         let queued = number_by_time(now_s);
-        Self { home, kept_stripes, newer, queued, store: None, fs: None }
+        Self { home, kept_stripes, newer, queued, store: None, fs: None, forgotten: BTreeSet::new() }
+    }
+
+    /// The targets that are forgotten in the rows that were seen.
+    pub fn forgotten(&self) -> &BTreeSet<TargetId> {
+        &self.forgotten
     }
 
     /// The highest number that counts as given.
@@ -119,6 +126,9 @@ impl Names for RestoredNames {
             }
             self.fs = Some(fs);
             return Ok(None);
+        }
+        if key == gone_key() {
+            self.forgotten = decode_gone(value)?;
         }
         Ok(is_copied(key).then(|| value.to_vec()))
     }

@@ -60,8 +60,10 @@ pub struct StoreSpec {
     pub meta: CreateSpec,
     /// Size of each drive in bytes.
     pub drive_bytes: u64,
-    /// Size of a metadata slice in bytes.
+    /// Size of a metadata slice in bytes, but for the first stack.
     pub meta_slice_bytes: u64,
+    /// That of the first stack, which has all names.
+    pub names_slice_bytes: u64,
     /// Number of stacks.
     pub stacks: u16,
 }
@@ -129,9 +131,12 @@ impl StoreSpec {
                 ..spec
             })
         };
-        // All drives together have as much as an eighth of each of 1+m drives.
+        // All drives together have as much as an eighth of each of 1+m drives: one half for the maps of all
+        // stacks, and one for the names.
         let share = part_bytes / 8 * (1 + m) as u64 / plan.drives() as u64;
-        let meta_slice_bytes = share.max(LEAST_META_BYTES) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
+        let slice =
+            |halves: u64| (share * halves / 2).max(LEAST_META_BYTES) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES;
+        let (meta_slice_bytes, names_slice_bytes) = (slice(1), slice(1 + u64::from(stacks)));
         // Two arrays carry their logs on different drives if there are enough.
         let (first_of_data, meta) = ((1 + m) % plan.drives(), plan.metadata());
         let mut spec = Self {
@@ -139,11 +144,13 @@ impl StoreSpec {
             meta: array("meta", Role::Metadata, &meta, STRIP_BLOCKS, 0)?,
             drive_bytes,
             meta_slice_bytes,
+            names_slice_bytes,
             stacks,
         };
-        assert!(meta_slice_bytes < part_bytes, "a metadata slice of {meta_slice_bytes} bytes");
-        spec.meta.log_bytes = log_bytes.min(meta_slice_bytes / 4 / (1 << 20) * (1 << 20));
-        let slices = [meta_slice_bytes, spec.data_slice_bytes()];
+        let least_meta = if stacks == 1 { names_slice_bytes } else { meta_slice_bytes };
+        assert!(least_meta < part_bytes && meta_slice_bytes <= names_slice_bytes, "{spec:?}");
+        spec.meta.log_bytes = log_bytes.min(least_meta / 4 / (1 << 20) * (1 << 20));
+        let slices = [least_meta, spec.data_slice_bytes()];
         for (array, slice_bytes) in [&mut spec.meta, &mut spec.data].into_iter().zip(slices) {
             fit_log(array, slice_bytes)?;
         }
@@ -188,32 +195,36 @@ impl StoreSpec {
         self.data.layout.members()
     }
 
-    /// Bytes of each drive that a stack has.
-    fn stack_bytes(&self) -> u64 {
-        let bytes = superblock::slices_end(self.drive_bytes) - SLICE_ALIGN_BYTES;
-        bytes / u64::from(self.stacks) / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES
-    }
-
+    /// Bytes of a data slice, which all stacks have alike.
     fn data_slice_bytes(&self) -> u64 {
-        self.stack_bytes() - self.meta_slice_bytes
+        let stacks = u64::from(self.stacks);
+        let of_metadata = self.names_slice_bytes + (stacks - 1) * self.meta_slice_bytes;
+        let bytes = superblock::slices_end(self.drive_bytes) - SLICE_ALIGN_BYTES - of_metadata;
+        bytes / stacks / SLICE_ALIGN_BYTES * SLICE_ALIGN_BYTES
     }
 
     /// The arrays of a stack, that of the metadata first.
     fn arrays_of(&self, stack: StackNo) -> [NewArray; 2] {
         assert!(stack.0 < self.stacks, "a store of {} stacks has no stack {stack}", self.stacks);
-        let begin = SLICE_ALIGN_BYTES + u64::from(stack.0) * self.stack_bytes();
-        let data_at = begin + self.meta_slice_bytes;
-        [(&self.meta, begin..data_at), (&self.data, data_at..begin + self.stack_bytes())].map(
-            |(spec, slice)| {
-                let (members, turn) = (spec.layout.members(), usize::from(stack.0) * (1 + spec.m));
-                let name = match self.stacks {
-                    1 => spec.name.clone(),
-                    _ => format!("{}.{stack}", spec.name),
-                };
-                let first_carrier = (spec.first_carrier + turn) % members;
-                NewArray { spec: CreateSpec { stack, name, first_carrier, ..spec.clone() }, slice }
-            },
-        )
+        let (of_data, number) = (self.data_slice_bytes(), u64::from(stack.0));
+        let (begin, of_meta) = match number.checked_sub(1) {
+            None => (SLICE_ALIGN_BYTES, self.names_slice_bytes),
+            Some(before) => {
+                let first = SLICE_ALIGN_BYTES + self.names_slice_bytes + of_data;
+                (first + before * (self.meta_slice_bytes + of_data), self.meta_slice_bytes)
+            }
+        };
+        let (data_at, end) = (begin + of_meta, begin + of_meta + of_data);
+        assert!(end <= superblock::slices_end(self.drive_bytes), "{begin}..{end} of {self:?}");
+        [(&self.meta, begin..data_at), (&self.data, data_at..end)].map(|(spec, slice)| {
+            let (members, turn) = (spec.layout.members(), usize::from(stack.0) * (1 + spec.m));
+            let name = match self.stacks {
+                1 => spec.name.clone(),
+                _ => format!("{}.{stack}", spec.name),
+            };
+            let first_carrier = (spec.first_carrier + turn) % members;
+            NewArray { spec: CreateSpec { stack, name, first_carrier, ..spec.clone() }, slice }
+        })
     }
 }
 
@@ -443,6 +454,20 @@ mod tests {
             (64, MIN_DRIVE_BYTES, 1),
         ] {
             assert_eq!(default_stacks(cores, drive_bytes), stacks, "{cores} cores, {drive_bytes} bytes");
+        }
+        // Half of the metadata is for the names, however many stacks there are, and slices follow each other.
+        let spec =
+            |stacks| StoreSpec::with_stacks(&Plan::of_code(6, 4, 2).unwrap(), 1 << 40, None, stacks).unwrap();
+        let one = spec(1);
+        for stacks in [2, 8, 64] {
+            let spec = spec(stacks);
+            let of_names = spec.names_slice_bytes as f64 / one.names_slice_bytes as f64;
+            assert!((0.5..0.76).contains(&of_names), "{stacks}: {of_names}");
+            let mut at = SLICE_ALIGN_BYTES;
+            for NewArray { slice, .. } in (0..stacks).flat_map(|stack| spec.arrays_of(StackNo(stack))) {
+                assert_eq!(slice.start, at, "{stacks} stacks");
+                at = slice.end;
+            }
         }
         // Little of the space is lost by that.
         let bytes = |stacks| {

@@ -139,6 +139,7 @@ fn spec(k: usize, m: usize, data_bytes: u64, stacks: u16) -> StoreSpec {
         meta: CreateSpec { role: Role::Metadata, ..array("meta", 1, m) },
         drive_bytes: (META_BYTES + data_bytes / k as u64 / (1 << 20) * (1 << 20)) * u64::from(stacks),
         meta_slice_bytes: META_BYTES,
+        names_slice_bytes: META_BYTES,
         stacks,
     }
 }

@@ -21,9 +21,10 @@ use penstock_drive::Io;
 use penstock_kv::{AheadKv, Engine, Kv, KvError, for_each};
 use penstock_meta::rows::{Home, StoreRow};
 use penstock_meta::{
-    MetaError, RestoredNames, check_store, number_of_newer, reserve_for_newer, reserved_inodes,
+    MetaError, RestoredNames, check_store, forgotten_targets, number_of_newer, reserve_for_newer,
+    reserved_inodes,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -86,6 +87,8 @@ struct Rows {
     store: StoreRow,
     /// Inode numbers are reserved up to this one; 0 in a stack without names.
     reserved: u64,
+    /// Targets that are forgotten; none in a stack without names.
+    forgotten: BTreeSet<TargetId>,
 }
 
 /// Fails if some row cannot be read, or if those are missing by which a start knows the store.
@@ -95,8 +98,11 @@ async fn read_all(env: &Env, arrays: &StackArrays, engine: Engine, home: Home) -
         let missing = || StartError::Refused("it has no rows".into());
         let store = check_store(&*kv, home, || true).await?.ok_or_else(missing)?;
         for_each(&*kv, (Vec::new(), vec![0xff; 256]), |_, _| Ok::<_, KvError>(())).await?;
-        let reserved = if home.has_names() { reserved_inodes(&*kv).await? } else { 0 };
-        Ok(Rows { store, reserved })
+        let (reserved, forgotten) = match home.has_names() {
+            true => (reserved_inodes(&*kv).await?, forgotten_targets(&*kv).await?),
+            false => (0, BTreeSet::new()),
+        };
+        Ok(Rows { store, reserved, forgotten })
     };
     let read = read.await;
     kv.retire();
@@ -208,19 +214,26 @@ pub(crate) type Opened = BTreeMap<StackNo, (Rc<AheadKv>, Option<Restored>)>;
 /// The part of a stack in a restore.
 enum Plan {
     /// Nothing: its rows can be read.
-    Stay { reserved: u64 },
+    Stay(Known),
     /// The repair is all that is left to do of an earlier restore.
-    Repair { reserved: u64 },
+    Repair(Known),
     /// Its key-value store is made anew.
     Anew(Box<Anew>),
 }
 
+/// Contents of the stack with the names when this is done; empty for others.
+#[derive(Clone, Default)]
+struct Known {
+    /// Inode numbers are reserved up to this one.
+    reserved: u64,
+    forgotten: BTreeSet<TargetId>,
+}
+
 impl Plan {
-    /// Numbers that the stack with the names has reserved for inodes when this is done.
-    fn reserved(&self) -> u64 {
+    fn known(&self) -> &Known {
         match self {
-            Self::Stay { reserved } | Self::Repair { reserved } => *reserved,
-            Self::Anew(anew) => anew.reserved,
+            Self::Stay(known) | Self::Repair(known) => known,
+            Self::Anew(anew) => &anew.known,
         }
     }
 }
@@ -238,7 +251,12 @@ struct Anew {
     gone: String,
     given_up: Vec<Volume>,
     preview: Restored,
-    reserved: u64,
+    known: Known,
+}
+
+/// Stacks that do not serve and are wanted.
+fn away_of(absent: &[Absent]) -> impl Iterator<Item = &Absent> {
+    absent.iter().filter(|absent| !absent.is_forgotten)
 }
 
 /// The restore of the stacks of a store.
@@ -259,9 +277,9 @@ impl Restoring<'_> {
         absent: &mut Vec<Absent>,
     ) -> Result<Opened, StartError> {
         let mut planned = self.plan_all(all, false, absent).await?;
-        let is_idle = |plans: &[Plan]| plans.iter().all(|plan| matches!(plan, Plan::Stay { .. }));
+        let is_idle = |plans: &[Plan]| plans.iter().all(|plan| matches!(plan, Plan::Stay(_)));
         // Force may be meant for a stack that is away.
-        if is_idle(&planned) && self.how.is_forced && absent.is_empty() {
+        if is_idle(&planned) && self.how.is_forced && away_of(absent).next().is_none() {
             planned = self.plan_all(all, true, absent).await?;
         }
         if is_idle(&planned) {
@@ -271,12 +289,12 @@ impl Restoring<'_> {
             .iter()
             .filter_map(|plan| match plan {
                 Plan::Anew(anew) => Some(&**anew),
-                Plan::Stay { .. } | Plan::Repair { .. } => None,
+                Plan::Stay(_) | Plan::Repair(_) => None,
             })
             .collect();
         // Also if the restore of the names was interrupted: the repair is to compare all targets with them.
         let of_names = planned.first().expect("the stack with the names is planned");
-        if !matches!(of_names, Plan::Stay { .. }) {
+        if !matches!(of_names, Plan::Stay(_)) {
             self.refuse_without_all(absent)?;
         }
         self.refuse_unconfirmed(&anew, absent)?;
@@ -316,7 +334,7 @@ impl Restoring<'_> {
 
     /// The error of a restore that every stack can do without.
     fn nothing_to_do(&self, absent: &[Absent]) -> StartError {
-        match absent.first() {
+        match away_of(absent).next() {
             None => StartError::Refused(
                 "every row of this store can be read, so nothing was changed: `penstock up` starts it, and `penstock fs check --repair` repairs it".into(),
             ),
@@ -330,7 +348,7 @@ impl Restoring<'_> {
 
     /// Fails if names would be made anew without a stack that may know better than they.
     fn refuse_without_all(&self, absent: &[Absent]) -> Result<(), StartError> {
-        let Some(absent) = absent.first() else { return Ok(()) };
+        let Some(absent) = away_of(absent).next() else { return Ok(()) };
         if self.how.may_lack {
             return Ok(());
         }
@@ -354,7 +372,7 @@ impl Restoring<'_> {
         if is_confirmed {
             return Ok(());
         }
-        let away = absent.iter().map(|Absent { number, why, .. }| {
+        let away = away_of(absent).map(|Absent { number, why, .. }| {
             format!("target {} is away, and is not restored: {why}", number.target())
         });
         let why: Vec<String> = away.chain(anew.iter().map(|anew| self.question(anew))).collect();
@@ -400,13 +418,20 @@ impl Restoring<'_> {
                 continue;
             }
             // The first one has the names, and is planned first.
-            let reserved = plans.first().map_or(0, Plan::reserved);
+            let Known { reserved, forgotten } = plans.first().map(Plan::known).cloned().unwrap_or_default();
+            if forgotten.contains(&stack.home.target) {
+                continue;
+            }
             match self.plan(stack, is_set_back, number_of_newer(reserved, stack.home.target)).await {
                 Ok(plan) => plans.push(plan),
                 Err(error) if stack.home.has_names() => return Err(error),
                 Err(error) => absent.push(Absent::new(number, error.to_string())),
             }
         }
+        // Nobody waits for these, whether or not their drives are there.
+        let forgotten = plans.first().map(|plan| plan.known().forgotten.clone()).unwrap_or_default();
+        absent.retain(|absent| !forgotten.contains(&absent.number.target()));
+        absent.extend(forgotten.iter().map(|target| Absent::forgotten(StackNo(to_u16(target.0)))));
         Ok(plans)
     }
 
@@ -426,11 +451,11 @@ impl Restoring<'_> {
         }
         let why = match read_all_patiently(env, arrays, self.engine, home).await {
             // An earlier restore was interrupted.
-            Ok(Rows { store, reserved }) if store.is_unrepaired && !is_forced => {
-                return Ok(Plan::Repair { reserved });
+            Ok(Rows { store, reserved, forgotten }) if store.is_unrepaired && !is_forced => {
+                return Ok(Plan::Repair(Known { reserved, forgotten }));
             }
-            Ok(Rows { store, reserved }) if !store.is_unrepaired && !is_set_back => {
-                return Ok(Plan::Stay { reserved });
+            Ok(Rows { store, reserved, forgotten }) if !store.is_unrepaired && !is_set_back => {
+                return Ok(Plan::Stay(Known { reserved, forgotten }));
             }
             Ok(_) => "names and maps can be read".to_owned(),
             Err(error) if is_to_be_kept(&error) => return Err(error),
@@ -451,10 +476,11 @@ impl Restoring<'_> {
             let mut names = self.names(home, &volume, newer_number);
             let how = How { newer, may_lack };
             let preview = scoped(preview(&found, &volume, &mut names, how)).await?;
-            Ok::<_, ChunkError>((preview, names.number()?.0))
+            let known = Known { reserved: names.number()?.0, forgotten: names.forgotten().clone() };
+            Ok::<_, ChunkError>((preview, known))
         };
         let mut gone = String::new();
-        let ((preview, reserved), how) = match tried(env, Result::is_ok, async || try_it(false).await).await {
+        let ((preview, known), how) = match tried(env, Result::is_ok, async || try_it(false).await).await {
             Ok(preview) => (preview, How { newer, may_lack: false }),
             Err(ChunkError::Array(error)) => {
                 gone += &page_given_up(error, may_lack)?;
@@ -490,7 +516,7 @@ impl Restoring<'_> {
             gone,
             given_up,
             preview,
-            reserved,
+            known,
         })))
     }
 

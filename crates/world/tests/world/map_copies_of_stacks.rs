@@ -327,3 +327,47 @@ fn a_restore_of_several_stacks_is_made_again_after_a_power_cut() {
     });
     assert!(again > 10, "{again} restores were made again, {done} were done");
 }
+
+/// Regression: a target that was forgotten counted as one that is away, so names were restored only with
+/// `--accept-loss`, and `--force` was refused.
+#[test]
+fn nobody_waits_for_a_forgotten_target_to_restore_names() {
+    for (seed, is_lost) in [(6220, true), (6230, false)] {
+        let site = Site::of_stacks(2);
+        let world = World::new(seed);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            add(&machine, "keep", 1).await;
+            machine.stop().await;
+            wipe_labels(&site, &machine, "data.1").await;
+            let machine = site.start(&world, &[]).await.unwrap();
+            machine.node.forget_target(1).await.unwrap();
+            machine.node.copy_maps().await.unwrap();
+            if is_lost {
+                lose_rows_on(&machine.node.find_arrays(Some("meta.0")).unwrap()[0]).await;
+            } else {
+                machine.stop().await;
+            }
+        });
+        run.unwrap();
+        site.cut(&world);
+        let careful = confirmed(Newer::AreCollected).map(|how| Restore { may_lack: false, ..how });
+        let world = World::new(seed + 1);
+        let run = world.run(async {
+            site.restore.set(careful.map(|how| Restore { is_forced: !is_lost, consent: Consent::No, ..how }));
+            match site.start(&world, &[]).await.err().unwrap() {
+                StartError::Unconfirmed { why, .. } => assert!(!why.contains("away"), "{why}"),
+                error => panic!("{error}"),
+            }
+            site.restore.set(careful.map(|how| Restore { is_forced: !is_lost, ..how }));
+            let machine = site.start(&world, &[]).await.unwrap();
+            site.restore.set(None);
+            assert_eq!(machine.node.restored().await.unwrap().len(), 1);
+            assert!(machine.node.repair_fs().await.unwrap().clean);
+            assert_eq!(machine.node.stack_reports()[1].state, "forgotten");
+            machine.stop().await;
+        });
+        run.unwrap();
+        world.destroy();
+    }
+}

@@ -139,7 +139,7 @@ pub(crate) struct Space {
     barred: u64,
     /// Used blocks that are taken only while their stripes are being discarded.
     discarding: u64,
-    /// Blocks freed so far.
+    /// Blocks freed or borrowed so far.
     freed: u64,
     /// Groups some of whose bits may be lost.
     suspects: BTreeSet<u64>,
@@ -234,6 +234,8 @@ impl Space {
         let blocks = blocks_of(&borrowed.loan, self.groups.stripe_blocks());
         assert!(blocks > 0, "{borrowed:?} has a block");
         self.lacking -= blocks;
+        // Those who look for blocks look again.
+        self.freed += blocks;
         self.loans.insert(group, borrowed);
         self.loaded.remove(&group);
         self.set_counts(group, self.counts_of(group, words));
@@ -252,6 +254,7 @@ impl Space {
     /// The lender of a loan is there.
     pub(crate) fn set_there(&mut self, group: u64) {
         if let Some(counts) = self.away.remove(&group) {
+            self.freed += self.groups.blocks_in(group) - u64::from(counts.used);
             self.set_counts(group, counts);
             self.clear_unusable();
         }
@@ -626,7 +629,7 @@ impl Space {
         empty
     }
 
-    /// Blocks freed so far.
+    /// Blocks freed or borrowed so far.
     pub(crate) fn freed(&self) -> u64 {
         self.freed
     }

@@ -64,16 +64,20 @@ impl Fsck<'_> {
 
     /// The target of this moment. The caller has made everything durable.
     pub async fn view(&self) -> Result<View, ChunkError> {
-        self.come_to_rest().await?;
-        let rows = self.kv.snapshot().await?;
-        assert!(self.allocator.is_swept(), "all written stripes are known");
-        Ok(View {
-            volumes: self.volumes.clone(),
-            allocator: self.allocator.clone(),
-            rows,
-            space: self.allocator.space().clone(),
-            chunk_blocks: self.chunk_blocks,
-        })
+        loop {
+            self.come_to_rest().await?;
+            let rows = self.kv.snapshot().await?;
+            // A lender that goes on brings stripes back, which are not known yet.
+            if self.allocator.is_swept() {
+                return Ok(View {
+                    volumes: self.volumes.clone(),
+                    allocator: self.allocator.clone(),
+                    rows,
+                    space: self.allocator.space().clone(),
+                    chunk_blocks: self.chunk_blocks,
+                });
+            }
+        }
     }
 
     /// Reads all map rows and bitmaps.

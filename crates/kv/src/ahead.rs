@@ -421,8 +421,10 @@ impl AheadKv {
 
     async fn try_snapshot(&self) -> Result<Rc<dyn KvRead>, KvError> {
         self.check()?;
-        // No batch begins to move, so the engine has nothing that is not among these, or before them.
-        let _moment = self.still.read().await;
+        // No batch moves or begins to, so the engine has nothing that is not among these, or before them, and
+        // what it has written is what the moment has.
+        let _in_order = self.move_lock.lock().await;
+        self.check()?;
         let changed = self.pending.borrow().all();
         Ok(Rc::new(Snapshot::new(changed, self.engine.hold().await?, &self.engine)))
     }

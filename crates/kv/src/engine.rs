@@ -169,24 +169,25 @@ impl RedbKv {
 
     /// Gives up the moments that are held, if the engine might run out of free pages within this transaction.
     async fn keep_pages_for(&self, writes: &WriteSet) -> Result<(), KvError> {
-        let held: Vec<Rc<Moment>> = self.moments.borrow().iter().filter_map(Weak::upgrade).collect();
+        let held = || -> Vec<Rc<Moment>> {
+            let all = self.moments.borrow();
+            all.iter().filter_map(Weak::upgrade).filter(|moment| moment.is_held()).collect()
+        };
         let (_, budget_bytes) = self.space();
         // A commit of the caller before this one has needed as much.
         let needed = 2 * changed_bytes(writes.changes().count() as u64, writes.bytes());
-        let held: Vec<Rc<Moment>> = held.into_iter().filter(|moment| moment.is_held()).collect();
-        let most = held.iter().map(|moment| moment.most_bytes(self.file.written_bytes())).max();
+        let most = held().iter().map(|moment| moment.most_bytes(self.file.written_bytes())).max();
         if most.is_none_or(|most| most + needed <= BUDGET_PART * budget_bytes) {
             return Ok(());
         }
         tracing::info!("a snapshot of the key-value store is given up: changes need its space");
-        for moment in held {
+        while let Some(moment) = held().first() {
             let tables = moment.give_up();
             // A read may have them yet. Nobody begins another one.
             while tables.strong_count() > 0 {
                 self.env.sleep(READ_ENDS).await;
             }
         }
-        self.moments.borrow_mut().retain(|moment| moment.upgrade().is_some_and(|moment| moment.is_held()));
         assert!(!self.is_held(), "no moment is held while pages are made free");
         // Pages are free in the transaction after the one that finds nobody who reads them.
         for _ in 0..2 {

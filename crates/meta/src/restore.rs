@@ -9,7 +9,7 @@
 
 use crate::error::MetaError;
 use crate::names::INO_RUN;
-use crate::rows::{FsRow, Home, StoreRow, decode_gone, fs_key, gone_key, store_key};
+use crate::rows::{FsRow, Home, StoreRow, decode_gone, encode_gone, fs_key, gone_key, store_key};
 use crate::{LAST_INO, ROOT, store};
 use penstock_base::num::number_by_time;
 use penstock_base::{DecodeError, Ino, TargetId};
@@ -58,9 +58,16 @@ impl RestoredNames {
         Self { home, kept_stripes, newer, queued, store: None, fs: None, forgotten: BTreeSet::new() }
     }
 
-    /// The targets that are forgotten in the rows that were seen.
+    /// The targets that are forgotten: those of the rows that were seen, and those of [`Self::forget`].
     pub fn forgotten(&self) -> &BTreeSet<TargetId> {
         &self.forgotten
+    }
+
+    /// These targets are forgotten too: since the copy was made, an administrator may have given them up.
+    #[must_use]
+    pub fn forget(mut self, targets: &BTreeSet<TargetId>) -> Self {
+        self.forgotten.extend(targets);
+        self
     }
 
     /// The highest number that counts as given.
@@ -128,7 +135,8 @@ impl Names for RestoredNames {
             return Ok(None);
         }
         if key == gone_key() {
-            self.forgotten = decode_gone(value)?;
+            self.forgotten.extend(decode_gone(value)?);
+            return Ok(None);
         }
         Ok(is_copied(key).then(|| value.to_vec()))
     }
@@ -158,6 +166,9 @@ impl Names for RestoredNames {
                 ..fs.clone()
             };
             writes.put(fs_key(), fs.encode());
+        }
+        if !self.forgotten.is_empty() {
+            writes.put(gone_key(), encode_gone(&self.forgotten));
         }
         Ok(writes)
     }

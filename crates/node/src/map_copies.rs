@@ -39,6 +39,8 @@ pub struct MapCopies {
     /// Held while a copy is made: a repair lets nothing be written beside it.
     serving: Rc<RwLock<()>>,
     is_failing: Cell<bool>,
+    /// A copy is wanted at once.
+    is_wanted: Cell<bool>,
 }
 
 impl MapCopies {
@@ -49,7 +51,8 @@ impl MapCopies {
         (copies, serving): (Option<Rc<Copies>>, &Rc<RwLock<()>>),
     ) -> Rc<Self> {
         let (env, events, fs) = (env.clone(), events.clone(), format!("fs {fs}"));
-        Rc::new(Self { env, events, fs, copies, serving: serving.clone(), is_failing: Cell::default() })
+        let (is_failing, is_wanted) = Default::default();
+        Rc::new(Self { env, events, fs, copies, serving: serving.clone(), is_failing, is_wanted })
     }
 
     /// True while a copy is being made.
@@ -77,6 +80,7 @@ impl MapCopies {
         match scoped(copies.make(is_copied)).await {
             Ok(copy) => {
                 self.is_failing.set(false);
+                self.is_wanted.set(false);
                 let text = format!("copy {} of the map has {} rows", copy.serial, copy.rows);
                 self.events.add(Severity::Info, EventKind::MapCopied, &*self.fs, text);
                 Ok(report_of(&copy))
@@ -113,7 +117,15 @@ impl MapCopies {
         self.env.spawn("map copies", Box::pin(work));
     }
 
+    /// The newest copy lacks something that the next restore must know: the next look makes another one.
+    pub(crate) fn want(&self) {
+        self.is_wanted.set(true);
+    }
+
     fn is_due(&self, period: Duration) -> bool {
+        if self.is_wanted.get() {
+            return true;
+        }
         let Some(last) = self.newest() else { return true };
         let age = self.env.wall_ns().saturating_sub(last.created_ns);
         // One of the future says that the clock was set back.

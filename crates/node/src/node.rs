@@ -442,6 +442,7 @@ impl Node {
         // Names that are restored from an older copy would let the target serve again.
         if let Err(error) = self.home().copies.make().await {
             tracing::warn!(%error, "no copy of the map says yet that a target is forgotten");
+            self.home().copies.want();
         }
         Ok(TargetFilesReport { state: "forgotten".to_owned(), queued_work: 0, ..lost })
     }

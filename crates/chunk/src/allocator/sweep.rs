@@ -174,6 +174,12 @@ impl Allocator {
         Ok(is_written && self.space().is_empty(stripe) && !self.is_idle(stripe))
     }
 
+    /// True if a stripe is bare although the sweep has come to it. Those of a lender that is away or
+    /// suspended are found when it is back.
+    pub(crate) async fn is_left_behind(&self, stripe: u64) -> Result<bool, ChunkError> {
+        Ok(self.is_bare(stripe).await? && stripe < self.swept.get() && !self.space().is_away(stripe))
+    }
+
     /// Those of these stripes in which a file owns blocks, or may own some.
     async fn find_owned(&self, bare: &[u64]) -> Result<BTreeSet<u64>, ChunkError> {
         let stripes: HashSet<u64> = bare.iter().copied().collect();

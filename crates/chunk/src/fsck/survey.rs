@@ -608,7 +608,7 @@ impl Survey {
                 // Of now: stripes on their way to a write or a discard count as used, and those that wait
                 // for a discard are known.
                 if blocks.all(|block| !self.owned.get(block) && !self.marked.get(block))
-                    && allocator.is_bare(stripe).await?
+                    && allocator.is_left_behind(stripe).await?
                 {
                     bare += 1;
                 }

@@ -919,20 +919,17 @@ fn a_suspended_lender_stops_nobody_who_can_do_without_it() {
         assert_all_clean(benches, &targets).await;
         let lender = usize::from(first_loan(&targets[0]).1.lender.0 as u16);
         benches[lender].drives.iter().for_each(|drive| drive.set_full(true));
-        let (writer, array) = (targets[lender].clone(), benches[lender].volume.array());
-        let work = async move {
-            for ino in 500.. {
-                if try_write(&writer, ino, 0, 9).await.is_err() || writer.commit_all().await.is_err() {
-                    return;
-                }
-            }
-        };
-        benches[0].env.spawn("writer", Box::pin(work));
-        for _ in 0..1000 {
-            if array.suspended().is_none() {
-                benches[0].env.sleep(REST / 10).await;
+        let (env, array) = (&benches[0].env, benches[lender].volume.array());
+        for ino in 500..900 {
+            let write = async {
+                try_write(&targets[lender], ino, 0, 9).await.unwrap();
+                targets[lender].commit_all().await.unwrap();
+            };
+            if array.suspended().is_some() || timeout(env, REST, write).await.is_none() {
+                break;
             }
         }
+        env.sleep(REST).await;
         assert!(array.suspended().is_some(), "its host is full");
         // Stripes of the loan that wait for a discard.
         let patience = 20 * REST;
@@ -940,7 +937,8 @@ fn a_suspended_lender_stops_nobody_who_can_do_without_it() {
             let removed = timeout(&benches[0].env, patience, remove(&targets[0], ino));
             removed.await.expect("a removal waits for nobody");
         }
-        benches[0].env.sleep(4 * REST).await;
+        timeout(env, patience, targets[0].sync()).await.expect("nor does a sync").unwrap();
+        env.sleep(4 * REST).await;
         for ino in 900..906 {
             let written = async {
                 try_write(&targets[0], ino, 0, 0xbb).await.unwrap();
@@ -950,6 +948,18 @@ fn a_suspended_lender_stops_nobody_who_can_do_without_it() {
                 .await
                 .expect("another lender or the own volume has space");
         }
+        // Stripes of the lender that become empty now are no findings.
+        for ino in 2..files - 4 {
+            remove(&targets[0], ino).await;
+        }
+        timeout(env, patience, targets[0].sync()).await.expect("it waits for nobody").unwrap();
+        env.sleep(4 * REST).await;
+        let check = async {
+            let quiet = benches[0].gate.quiesce().await;
+            targets[0].fsck(&quiet).check().await.unwrap()
+        };
+        let check = timeout(env, patience, check).await.expect("nor a check");
+        assert!(check.findings.is_clean(), "stripes that wait for the lender: {:?}", check.findings.kept);
         benches[lender].drives.iter().for_each(|drive| drive.set_full(false));
         benches[0].env.sleep(4 * REST).await;
         assert_eq!(fills(&targets[0], chunk_key(905, 0)).await, [0xbb; CHUNK as usize]);

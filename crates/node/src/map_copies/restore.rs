@@ -109,7 +109,25 @@ async fn read_all(env: &Env, arrays: &StackArrays, engine: Engine, home: Home) -
     read
 }
 
-/// The same, tried again after an error of the contents: it may have been of the moment.
+/// The targets that are forgotten by the names' own rows, as far as that row can be read though others may
+/// not.
+async fn read_forgotten(env: &Env, arrays: &StackArrays, engine: Engine, home: Home) -> BTreeSet<TargetId> {
+    if !home.has_names() {
+        return BTreeSet::new();
+    }
+    let read = async {
+        let kv = arrays.open_kv(env, engine).await?;
+        let read = forgotten_targets(&*kv).await;
+        kv.retire();
+        Ok::<_, StartError>(read?)
+    };
+    read.await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "only the copy of the map says which targets are forgotten");
+        BTreeSet::new()
+    })
+}
+
+/// Reads all rows as [`read_all`], and again after an error of the contents: it may have been of the moment.
 async fn read_all_patiently(
     env: &Env,
     arrays: &StackArrays,
@@ -317,10 +335,16 @@ impl Restoring<'_> {
     }
 
     /// The rows of names on their way into a stack with this volume.
-    fn names(&self, home: Home, volume: &Volume, newer_number: Ino) -> RestoredNames {
+    fn names(
+        &self,
+        home: Home,
+        volume: &Volume,
+        newer_number: Ino,
+        forgotten: &BTreeSet<TargetId>,
+    ) -> RestoredNames {
         let kept = to_u16(to_usize(anchor_stripes(volume.stripe_blocks())));
         let now_s = u32::try_from(self.env.wall_ns() / 1_000_000_000).unwrap_or(0);
-        RestoredNames::new(home, kept, newer_number, now_s)
+        RestoredNames::new(home, kept, newer_number, now_s).forget(forgotten)
     }
 
     fn may_lack_drives(&self) -> bool {
@@ -466,6 +490,7 @@ impl Restoring<'_> {
             }
             Err(error) => format!("names and maps cannot be read: {error}"),
         };
+        let forgotten = read_forgotten(env, arrays, self.engine, home).await;
         // A newer copy may be readable in a moment.
         let is_newest = |found: &Result<Found, ChunkError>| {
             found.as_ref().is_ok_and(|found| found.passed_over().is_empty())
@@ -473,7 +498,7 @@ impl Restoring<'_> {
         let found = tried(env, is_newest, async || scoped(find(&volume, &anchors)).await).await?;
         // All that a restore reads can be read, before anything is given up.
         let try_it = async |may_lack| {
-            let mut names = self.names(home, &volume, newer_number);
+            let mut names = self.names(home, &volume, newer_number, &forgotten);
             let how = How { newer, may_lack };
             let preview = scoped(preview(&found, &volume, &mut names, how)).await?;
             let known = Known { reserved: names.number()?.0, forgotten: names.forgotten().clone() };
@@ -572,7 +597,7 @@ impl Restoring<'_> {
         }
         let kv = arrays.open_kv(self.env, self.engine).await?;
         let shared: Rc<dyn Kv> = kv.clone();
-        let mut names = self.names(anew.home, &anew.volume, newer_number);
+        let mut names = self.names(anew.home, &anew.volume, newer_number, &anew.known.forgotten);
         match scoped(restore(found, &anew.volume, &*shared, &mut names, anew.how)).await {
             Ok(restored) => {
                 found

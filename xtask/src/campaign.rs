@@ -85,7 +85,8 @@ fn range(text: &str) -> Result<Range<u64>, String> {
 }
 
 impl Which {
-    fn campaign(&self) -> Result<Campaign> {
+    /// The campaign. Real stores have `targets`.
+    fn campaign(&self, targets: u16) -> Result<Campaign> {
         let real = |name, test, items| Campaign {
             name,
             package: "penstock-cli",
@@ -97,7 +98,7 @@ impl Which {
             with: String::new(),
             env: Vec::new(),
         };
-        Ok(match self {
+        let mut campaign = match self {
             Self::Cuts { seeds } => Campaign {
                 name: "cuts",
                 package: "penstock-world",
@@ -131,7 +132,14 @@ impl Which {
                 let with = format!("{each} operations");
                 Campaign { with, env, ..real("fsx", "fsx::campaign_of_fsx", 1..posix::SEEDS + 1) }
             }
-        })
+        };
+        if targets > 1 {
+            // A seed of `cuts` determines the number of targets.
+            ensure!(campaign.binary == "system", "{} is not run with a number of targets", campaign.name);
+            campaign.with = format!("{}, {targets} targets", campaign.with).trim_start_matches(", ").into();
+            campaign.env.push(("PENSTOCK_TEST_TARGETS", targets.to_string()));
+        }
+        Ok(campaign)
     }
 }
 
@@ -142,8 +150,8 @@ fn folder() -> Result<PathBuf> {
 }
 
 /// Runs the items that have not passed at this commit.
-pub(crate) fn run(which: &Which, file: Option<PathBuf>, jobs: usize) -> Result<()> {
-    let campaign = which.campaign()?;
+pub(crate) fn run(which: &Which, targets: u16, file: Option<PathBuf>, jobs: usize) -> Result<()> {
+    let campaign = which.campaign(targets)?;
     let commit = commit()?;
     let file = file.map_or_else(|| folder().map(|folder| folder.join("results.jsonl")), Ok)?;
     let results = Results::open(&file, campaign.name, &campaign.with, &commit)?;

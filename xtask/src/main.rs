@@ -69,6 +69,9 @@ enum Command {
         /// Number of processes at the same time
         #[arg(long, global = true, default_value_t = 1, value_name = "N")]
         jobs: usize,
+        /// Targets of a real store, each as large as the only one would be
+        #[arg(long, global = true, default_value_t = 1, value_name = "N")]
+        targets: u16,
     },
     /// Compare Penstock and its peers on the same workloads: tables and JSON (`-- --help` lists options)
     Peers {
@@ -112,7 +115,7 @@ fn main() -> ExitCode {
         Command::Map { crates } => map::run(&crates),
         Command::Test { fast, limit_s } => test::run(fast, Duration::from_secs(limit_s)),
         Command::Show { line } => show::run(line.as_deref()),
-        Command::Campaign { which, results, jobs } => campaign::run(&which, results, jobs),
+        Command::Campaign { which, results, jobs, targets } => campaign::run(&which, targets, results, jobs),
         Command::Peers { options } => peers::run(&options),
         Command::Layers { options } => peers::layers(&options),
         Command::Rebuild { options } => peers::rebuild(&options),

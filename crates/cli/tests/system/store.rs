@@ -23,6 +23,13 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// A size with a unit, such as `256M`, so many times.
+fn times(size: &str, targets: &str) -> String {
+    let (number, unit) = size.split_at(size.len() - 1);
+    let [number, targets] = [number, targets].map(|text| text.parse::<u64>().expect("a number"));
+    format!("{}{unit}", number * targets)
+}
+
 pub struct Store {
     pub home: PathBuf,
     pub dir: PathBuf,
@@ -32,7 +39,7 @@ pub struct Store {
 
 impl Store {
     /// Creates a folder for a store. No instance runs yet. With `PENSTOCK_TEST_TARGETS` it gets that number
-    /// of targets, unless the options say it.
+    /// of targets, each as large as the only one would be, unless the options say a number.
     pub fn new(name: &str, options: &[&str]) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let base = std::env::var_os("PENSTOCK_TEST_DIR")
@@ -43,6 +50,9 @@ impl Store {
         if let Ok(targets) = std::env::var("PENSTOCK_TEST_TARGETS")
             && !options.iter().any(|word| word == "--targets")
         {
+            if let Some(at) = options.iter().position(|word| word == "--drive-size") {
+                options[at + 1] = times(&options[at + 1], &targets);
+            }
             options.extend(["--targets".to_owned(), targets]);
         }
         Self { dir: home.join("store"), mount: home.join("mnt"), home, options }

@@ -34,6 +34,8 @@ const NUMBERS: u64 = 1024;
 const PART: u64 = 16;
 /// Shortest time for which a loan is kept of which no block is used. The longest is twice that.
 const REST: Duration = Duration::from_secs(5);
+/// Delay before another look at lenders that are suspended.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The loans of a target in both directions.
 pub(crate) struct Lending {
@@ -59,6 +61,16 @@ pub(crate) struct Lending {
     changing: RankedMutex<()>,
     /// The groups of loans that were unused at the last look.
     unused: RefCell<BTreeSet<u64>>,
+}
+
+/// The outcome of an attempt to borrow.
+enum Attempt {
+    /// There is more space now.
+    Taken,
+    /// Targets that may have enough are suspended.
+    Later,
+    /// Nobody has enough.
+    Refused,
 }
 
 /// The numbers of the loans of a target.
@@ -398,28 +410,31 @@ impl Lending {
     }
 
     /// Does something that needs space. If there is too little, freed blocks are made available, then others
-    /// are asked for loans.
+    /// are asked for loans. Waits for those that are suspended, if the others have too little: it would wait
+    /// for the own drives too.
     pub(crate) async fn with_space<T>(
         &self,
         mut act: impl AsyncFnMut() -> Result<T, ChunkError>,
     ) -> Result<T, ChunkError> {
-        let mut result = self.with_own_space(&mut act).await;
-        loop {
-            match result {
-                Err(ChunkError::NoSpace { wanted_blocks, .. }) if self.has_borrowed(wanted_blocks).await => {
-                    result = act().await;
+        let (mut result, mut has_waited) = (self.with_own_space(&mut act).await, false);
+        while let Err(ChunkError::NoSpace { wanted_blocks, .. }) = result {
+            let attempt = self.borrow(wanted_blocks).await.unwrap_or_else(|error| {
+                tracing::error!(target = %self.id, %error, "nothing can be borrowed");
+                Attempt::Refused
+            });
+            result = match attempt {
+                Attempt::Taken => act().await,
+                Attempt::Later if !self.commits.is_stopped() => {
+                    if !std::mem::replace(&mut has_waited, true) {
+                        tracing::warn!(target = %self.id, "a write waits for the space of suspended targets");
+                    }
+                    self.env.sleep(RETRY).await;
+                    self.with_own_space(&mut act).await
                 }
-                result => return result,
-            }
+                Attempt::Later | Attempt::Refused => break,
+            };
         }
-    }
-
-    /// True if a loan was taken.
-    async fn has_borrowed(&self, wanted: u64) -> bool {
-        self.borrow(wanted).await.unwrap_or_else(|error| {
-            tracing::error!(target = %self.id, %error, "nothing can be borrowed");
-            false
-        })
+        result
     }
 
     /// The same without loans.
@@ -441,27 +456,34 @@ impl Lending {
         }
     }
 
-    /// Takes a loan, or finds that so many blocks can be reserved now. Returns false if nobody can lend as
-    /// many as are needed.
-    async fn borrow(&self, wanted: u64) -> Result<bool, ChunkError> {
-        let mut others = self.others();
-        others.retain(|other| !other.is_suspended());
+    /// Takes a loan, or finds that so many blocks can be reserved now.
+    async fn borrow(&self, wanted: u64) -> Result<Attempt, ChunkError> {
+        let (suspended, others): (Vec<_>, Vec<_>) =
+            self.others().into_iter().partition(|other| other.is_suspended());
         // The group of a loan that is not known may be the next one.
-        if others.is_empty() || !self.settle().await? {
-            return Ok(false);
+        if suspended.is_empty() && others.is_empty() || !self.settle().await? {
+            return Ok(Attempt::Refused);
         }
         let _changing = self.changing.lock().await;
         // Others may have borrowed meanwhile. What cannot be allocated is not promised again, so this ends.
         if self.allocator.reserve(wanted).is_ok() {
             self.allocator.release(wanted);
-            return Ok(true);
+            return Ok(Attempt::Taken);
         }
         let usage = self.allocator.usage();
         let lacking = (wanted + usage.headroom_blocks).saturating_sub(usage.free_blocks).max(1);
         let mut lenders: Vec<(u64, Rc<Self>)> =
             others.into_iter().map(|other| (other.may_lend_blocks(), other)).collect();
-        if lenders.iter().map(|(available, _)| available).sum::<u64>() < lacking {
-            return Ok(false);
+        let (there, later) = (
+            lenders.iter().map(|(available, _)| available).sum::<u64>(),
+            suspended.iter().map(|other| other.may_lend_blocks()).sum::<u64>(),
+        );
+        let unless_there_is_later = |enough: bool| match enough || !self.waits.borrow().is_empty() {
+            true => Ok(Attempt::Later),
+            false => Ok(Attempt::Refused),
+        };
+        if there < lacking {
+            return unless_there_is_later(there + later >= lacking);
         }
         lenders.sort_by_key(|(available, _)| std::cmp::Reverse(*available));
         // Larger and larger ones, so that they stay few.
@@ -471,20 +493,20 @@ impl Lending {
             let (key, group) = (LentKey { borrower: self.id, number }, self.group_for_loan());
             if !may_be_borrowed(group, self.volumes.groups()) {
                 tracing::warn!(target = %self.id, group, "no more loans are taken");
-                return Ok(false);
+                return Ok(Attempt::Refused);
             }
             // A check sees both sides or none.
             let _change = self.commits.gate.change().await;
             match lender.lend(key, group, (lacking, aim)).await {
                 Ok(Some(loan)) => {
                     self.add_loan(group, Borrowed { lender: lender.id, number, loan });
-                    return Ok(true);
+                    return Ok(Attempt::Taken);
                 }
                 Ok(None) => {}
                 Err(error) => tracing::warn!(lender = %lender.id, %error, "a target could not lend"),
             }
         }
-        Ok(false)
+        unless_there_is_later(later >= lacking)
     }
 
     fn group_for_loan(&self) -> u64 {

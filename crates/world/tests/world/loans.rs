@@ -5,6 +5,7 @@ use crate::map_copies::{lose_rows_on, restore};
 use crate::model::{make_file, read_all};
 use crate::repair::walk;
 use crate::stacks::{resize, wipe_labels};
+use penstock_base::rank::scoped;
 use penstock_base::{ErrorKind, FileId, TargetId};
 use penstock_chunk::rows::{all_lent, all_loans};
 use penstock_client::Failure;
@@ -435,4 +436,53 @@ fn rows_of_loans_are_repaired_from_the_other_side() {
         run.unwrap();
         world.destroy();
     }
+}
+
+/// Regression: a write was refused while others had space that could not be had before their hosts had room.
+#[test]
+fn a_write_waits_for_the_space_of_a_lender_that_is_suspended() {
+    let site = Site::spread((4, 2), 2, 1);
+    let world = World::new(7070);
+    let run = world.run(async {
+        let machine = site.start(&world, &[]).await.unwrap();
+        let set = async |count| {
+            let wanted = WantedLayout { count: Some(count), turn: Some(1) };
+            machine.node.set_layout("/", wanted).await.unwrap();
+        };
+        set(2).await;
+        let far = make_file(&machine, "far").await.unwrap();
+        set(1).await;
+        let near = make_file(&machine, "near").await.unwrap();
+        leave(&machine, CHUNK).await.unwrap();
+        let is_full = |full| site.disks.borrow().values().for_each(|disk| disk.set_full(full));
+        is_full(true);
+        let waits = |stack: usize| {
+            let arrays = machine.node.arrays();
+            arrays[2 * stack..2 * stack + 2].iter().any(|array| array.suspended().is_some())
+        };
+        // These are on the other target.
+        for number in 0..8 {
+            machine.client.write(far, (2 * number + 1) * CHUNK, &chunk(number, 1)).await.unwrap();
+        }
+        let mut looks = 0;
+        while !waits(1) {
+            looks += 1;
+            assert!(looks < 1000, "{:?}", machine.node.status().reasons);
+            machine.env.sleep(Duration::from_millis(20)).await;
+        }
+        assert!(!waits(0), "{:?}", machine.node.status().reasons);
+        let writes = scoped(write(&machine, near, 0..3, 1));
+        let has_room = async {
+            machine.env.sleep(Duration::from_secs(30)).await;
+            is_full(false);
+        };
+        let (written, ()) = futures_util::future::join(writes, has_room).await;
+        written.unwrap();
+        assert!(borrowed(&machine) > 0, "the first target is full");
+        machine.client.release(far).await.unwrap();
+        machine.client.release(near).await.unwrap();
+        machine.audit().await;
+        machine.stop().await;
+    });
+    run.unwrap();
 }

@@ -62,8 +62,12 @@ impl Elsewhere {
 
     /// All numbers of targets, that of the names' own stack first.
     pub(crate) fn all(&self) -> impl Iterator<Item = TargetId> {
-        let others = (0..self.count).map(TargetId).filter(|id| *id != self.home);
-        std::iter::once(self.home).chain(others)
+        std::iter::once(self.home).chain(self.others())
+    }
+
+    /// The numbers of the targets of other stacks.
+    pub(crate) fn others(&self) -> impl Iterator<Item = TargetId> {
+        (0..self.count).map(TargetId).filter(|id| *id != self.home)
     }
 
     /// The target of the names' own stack.

@@ -83,7 +83,7 @@ impl Parts {
     pub(crate) fn stop(&self) {
         self.stopped.set(true);
         self.wake_reaper();
-        self.queue.wake();
+        self.queue.wake_all();
         self.clients.stop();
     }
 

@@ -12,10 +12,11 @@
 use penstock_base::TargetId;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use tokio::sync::Notify;
 
 /// The entries of one target.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Default)]
 struct OfTarget {
     /// The first number that may be of an entry that it has not carried out.
     next: u64,
@@ -24,6 +25,7 @@ struct OfTarget {
     answers: u64,
     /// Its last attempt failed.
     is_stuck: bool,
+    wake: Rc<Notify>,
 }
 
 /// The state of the queue.
@@ -32,7 +34,6 @@ pub(crate) struct Queue {
     targets: RefCell<BTreeMap<TargetId, OfTarget>>,
     /// The last number of a transaction that was committed.
     committed: Cell<u64>,
-    wake: Notify,
 }
 
 /// An entry that is in a transaction and not committed.
@@ -68,9 +69,11 @@ impl Queue {
         assert!(number > self.committed.get(), "{number} follows {}", self.committed.get());
         self.committed.set(number);
         let mut known = self.targets.borrow_mut();
-        targets.into_iter().for_each(|target| known.entry(target).or_default().entries += 1);
-        drop(known);
-        self.wake();
+        for target in targets {
+            let of_target = known.entry(target).or_default();
+            of_target.entries += 1;
+            of_target.wake.notify_one();
+        }
     }
 
     /// Entries of a target.
@@ -83,40 +86,31 @@ impl Queue {
         self.targets.borrow().get(&target).map_or(0, |of_target| of_target.answers)
     }
 
-    /// Ends a wait for work.
-    pub(crate) fn wake(&self) {
-        self.wake.notify_one();
+    /// Ends a wait for work of a target.
+    pub(crate) fn wake(&self, target: TargetId) {
+        self.targets.borrow_mut().entry(target).or_default().wake.notify_one();
     }
 
-    /// Waits until there may be work.
-    pub(crate) async fn woken(&self) {
-        self.wake.notified().await;
+    /// Ends all waits for work.
+    pub(crate) fn wake_all(&self) {
+        self.targets.borrow().values().for_each(|of_target| of_target.wake.notify_one());
     }
 
-    /// True if one of the targets that serve has work that has not failed just now.
-    pub(crate) fn has_fresh_work(&self, serves: impl Fn(TargetId) -> bool) -> bool {
-        let is_fresh = |(id, of_target): (&TargetId, &OfTarget)| {
-            of_target.entries > 0 && !of_target.is_stuck && serves(*id)
-        };
-        self.targets.borrow().iter().any(is_fresh)
+    /// Waits until there may be work of a target.
+    pub(crate) async fn woken(&self, target: TargetId) {
+        let wake = self.targets.borrow_mut().entry(target).or_default().wake.clone();
+        wake.notified().await;
     }
 
-    /// True if one of the targets that serve has work up to this number that has not failed just now.
-    pub(crate) fn has_fresh_work_upto(&self, upto: u64, serves: impl Fn(TargetId) -> bool) -> bool {
-        self.has_fresh_work(|id| serves(id) && self.due(id, upto).is_some())
-    }
-
-    /// The first number that may be of work that one of the targets that serve has not done; none if they
-    /// have no work.
-    pub(crate) fn first(&self, serves: impl Fn(TargetId) -> bool) -> Option<u64> {
-        let targets = self.targets.borrow();
-        let with_work = targets.iter().filter(|(id, of_target)| of_target.entries > 0 && serves(**id));
-        with_work.map(|(_, of_target)| of_target.next).min()
+    /// True if a target has work up to this number that has not failed just now.
+    pub(crate) fn has_fresh_work(&self, target: TargetId, upto: u64) -> bool {
+        self.due(target, upto).is_some() && !self.targets.borrow()[&target].is_stuck
     }
 
     /// The first number that may be of work that a target has not done, if that is at most this one.
     pub(crate) fn due(&self, target: TargetId, upto: u64) -> Option<u64> {
-        let of_target = self.targets.borrow().get(&target).copied()?;
+        let targets = self.targets.borrow();
+        let of_target = targets.get(&target)?;
         (of_target.entries > 0 && of_target.next <= upto).then_some(of_target.next)
     }
 
@@ -154,17 +148,18 @@ mod tests {
         queue.note(Some(Entry::new(5, vec![ONE, TWO])));
         queue.note(Some(Entry::new(9, vec![TWO])));
         assert_eq!((queue.committed(), queue.entries_of(ONE), queue.entries_of(TWO)), (9, 1, 2));
-        assert_eq!(queue.first(|_| true), Some(0), "nothing was looked at");
+        assert_eq!(queue.due(TWO, 9), Some(0), "nothing was looked at");
         queue.answered(ONE);
         queue.done_below(ONE, 10, false);
         queue.done_below(TWO, 5, true);
-        assert_eq!(queue.first(|id| id == ONE), None, "it has no work");
-        assert_eq!((queue.first(|_| true), queue.due(TWO, 4), queue.due(TWO, 5)), (Some(5), None, Some(5)));
-        assert!(!queue.has_fresh_work(|_| true), "what is left has failed");
+        assert_eq!(queue.due(ONE, 9), None, "it has no work");
+        assert_eq!((queue.due(TWO, 4), queue.due(TWO, 5)), (None, Some(5)));
+        assert!(!queue.has_fresh_work(TWO, 9), "what is left has failed");
         queue.done_below(TWO, 5, false);
-        assert!(queue.has_fresh_work(|_| true) && !queue.has_fresh_work(|id| id == ONE));
+        assert!(queue.has_fresh_work(TWO, 9) && !queue.has_fresh_work(TWO, 4));
+        assert!(!queue.has_fresh_work(ONE, 9));
         [TWO, TWO].into_iter().for_each(|target| queue.answered(target));
-        assert_eq!((queue.entries_of(TWO), queue.first(|_| true)), (0, None));
+        assert_eq!((queue.entries_of(TWO), queue.due(TWO, 9)), (0, None));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The work of the queue: it is recorded with a change, and carried out by targets of other stacks.
 //!
-//! Work that a target does not do because it is away stays in the queue, and is bounded.
+//! Each target has a task of its own, so one that waits for its drives holds up no other one. Work that a
+//! target does not do because it is away stays in the queue, and is bounded.
 
 use crate::error::MetaError;
 use crate::inode::Inode;
@@ -10,13 +11,11 @@ use crate::parts::Parts;
 use crate::queue::Entry;
 use crate::rows::reserved::{Queued, Reserved, Work};
 use crate::rows::{all_queued, decode_queued};
-use futures_util::future::join_all;
 use penstock_base::env::timeout;
-use penstock_base::rank::scoped;
 use penstock_base::{Birth, Branch, ErrorKind, FileId, TargetId};
 use penstock_chunk::{Behind, ChunkError, Cut, Owner};
 use penstock_kv::{WriteSet, for_each};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -32,6 +31,8 @@ const ENTRY_BYTES: u64 = 128;
 const NUMBERS_APART: u64 = 1 << 32;
 /// Files at which a target may fail in a row before the rest of its work waits: the target itself has failed.
 const FAILURES_MOST: usize = 8;
+/// Time without any answer after which nobody waits for targets any more.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// The part of the key-value store that the entries of one target may take.
 const SHARE: u64 = 64;
 
@@ -115,30 +116,46 @@ fn most_entries(parts: &Parts) -> u64 {
     (parts.names.kv().usage().budget_bytes / SHARE / ENTRY_BYTES).max(1)
 }
 
-/// Carries out the work of the queue until the parts are stopped.
-pub(crate) async fn run(parts: Rc<Parts>) {
-    let serves = |id| parts.elsewhere.serves(id);
+/// Carries out the work of a target until the parts are stopped.
+pub(crate) async fn run(parts: Rc<Parts>, target: TargetId) {
     while !parts.is_stopped() {
-        match parts.queue.has_fresh_work(serves) {
-            true => parts.env.sleep(GATHER).await,
+        let upto = parts.queue.committed();
+        if !parts.elsewhere.serves(target) || parts.queue.entries_of(target) == 0 {
+            parts.queue.woken(target).await;
+        } else if parts.queue.has_fresh_work(target, upto) {
+            parts.env.sleep(GATHER).await;
+        } else {
             // Work that has failed is tried again.
-            false => _ = timeout(&parts.env, RETRY, parts.queue.woken()).await,
+            timeout(&parts.env, RETRY, parts.queue.woken(target)).await;
         }
         if !parts.is_stopped()
-            && let Err(error) = pass(&parts).await
+            && let Err(error) = pass(&parts, target).await
         {
-            tracing::warn!(%error, "work for targets is tried again");
+            tracing::warn!(%target, %error, "work for a target is tried again");
             parts.env.sleep(RETRY).await;
         }
     }
 }
 
-/// Waits until the targets that serve have done the work that is queued now, except such as fails.
+/// Waits until the targets that serve have done the work that is queued now, except such as fails. Does not
+/// wait for those that do nothing, such as for drives on a full host.
 pub(crate) async fn wait_idle(parts: &Parts) {
     let upto = parts.queue.committed();
-    let serves = |id| parts.elsewhere.serves(id);
-    while parts.queue.has_fresh_work_upto(upto, serves) && !parts.is_stopped() {
-        parts.queue.wake();
+    let busy = || -> Vec<TargetId> {
+        let serving = parts.elsewhere.serving().into_iter().map(|target| target.id());
+        serving.filter(|target| parts.queue.has_fresh_work(*target, upto)).collect()
+    };
+    let answers = || parts.elsewhere.others().map(|target| parts.queue.answers_of(target)).sum::<u64>();
+    let (mut seen, mut since) = (answers(), parts.env.now());
+    loop {
+        let busy = busy();
+        if answers() > seen {
+            (seen, since) = (answers(), parts.env.now());
+        }
+        if busy.is_empty() || parts.is_stopped() || parts.env.now() >= since + PATIENCE {
+            break;
+        }
+        busy.into_iter().for_each(|target| parts.queue.wake(target));
         parts.env.sleep(Duration::from_millis(5)).await;
     }
 }
@@ -146,93 +163,80 @@ pub(crate) async fn wait_idle(parts: &Parts) {
 /// Carries out all work of one target that is queued now. Returns false if nothing of it was done.
 pub(crate) async fn carry_out(parts: &Parts, target: TargetId) -> Result<bool, MetaError> {
     let before = parts.queue.answers_of(target);
-    if parts.elsewhere.serves(target) && parts.queue.entries_of(target) > 0 {
-        pass(parts).await?;
-    }
+    pass(parts, target).await?;
     Ok(parts.queue.answers_of(target) > before)
 }
 
 /// An entry as it was read.
 type Read = (u64, Queued);
 
-/// The part of a target in a pass.
+/// The progress of a pass.
 #[derive(Default)]
 struct Progress {
     /// Files with work that failed: what follows for them waits, and nothing else.
     failed: BTreeSet<FileId>,
-    /// The first entry that it has not carried out.
+    /// The first entry that was not carried out.
     left: Option<u64>,
     /// Failures without a success in between that are not about what a file has.
     failures: usize,
 }
 
-/// The entries of one batch that a target has carried out durably.
-struct Done {
-    target: TargetId,
-    numbers: BTreeSet<u64>,
-}
-
-/// Carries out all entries that are there now, and records the answers.
-async fn pass(parts: &Parts) -> Result<(), MetaError> {
-    // A target that is forgotten meanwhile is asked in the next pass, from its first entry on.
-    let serving = parts.elsewhere.serving();
-    let is_asked = |id| serving.iter().any(|target| target.id() == id);
-    let Some(mut from) = parts.queue.first(is_asked) else { return Ok(()) };
-    let upto = parts.queue.committed();
-    // Before any target acts.
+/// Has a target carry out all its entries that are there now, and records its answers. Nothing is done if it
+/// does not serve.
+async fn pass(parts: &Parts, target: TargetId) -> Result<(), MetaError> {
+    let (Some(other), upto) = (parts.elsewhere.get(target), parts.queue.committed()) else { return Ok(()) };
+    let Some(mut from) = parts.queue.due(target, upto) else { return Ok(()) };
+    // Before it acts.
     parts.flush().await?;
-    let mut progress: BTreeMap<TargetId, Progress> =
-        serving.iter().map(|target| (target.id(), Progress::default())).collect();
+    let mut progress = Progress::default();
     while from <= upto && !parts.is_stopped() {
         let (first, end) = (Reserved::queued_key(0, from), Reserved::queued_key(0, upto + 1));
         let rows = parts.names.kv().scan(first, end, BATCH).await?;
-        // One that cannot be read cannot be carried out, and a check reports it.
-        let read: Vec<Read> = rows.iter().filter_map(|(key, value)| decode_queued(key, value).ok()).collect();
         // Beyond the last row there is none.
         let last = rows.last().and_then(|(key, _)| Reserved::queued_number(key));
         let seen = if rows.len() < BATCH { upto } else { last.map_or(upto, |last| last.clamp(from, upto)) };
+        // One that cannot be read cannot be carried out, and a check reports it.
+        let read = rows.iter().filter_map(|(key, value)| decode_queued(key, value).ok());
+        let read: Vec<Read> = read.filter(|(_, queued)| queued.targets.contains(&target.0)).collect();
         assert!(read.iter().all(|(number, _)| (from..=seen).contains(number)), "{from}..={seen}");
-        let work = serving.iter().zip(progress.values_mut());
-        let work = work.map(|(target, progress)| scoped(work_of(parts, &**target, &read, progress)));
-        let done: Vec<Done> = join_all(work).await;
-        record(parts, &read, &done).await?;
-        for (target, Progress { left, .. }) in &progress {
-            parts.queue.done_below(*target, left.unwrap_or(seen + 1), left.is_some());
-        }
+        let done = work_of(parts, &*other, &read, &mut progress).await;
+        record(parts, target, &done).await?;
+        parts.queue.done_below(target, progress.left.unwrap_or(seen + 1), progress.left.is_some());
         from = seen + 1;
     }
     Ok(())
 }
 
-/// Takes targets off the entries that they have carried out.
-async fn record(parts: &Parts, read: &[Read], done: &[Done]) -> Result<(), MetaError> {
+/// Takes a target off the entries that it has carried out durably.
+async fn record(parts: &Parts, target: TargetId, done: &BTreeSet<u64>) -> Result<(), MetaError> {
+    if done.is_empty() {
+        return Ok(());
+    }
     let turn = parts.names.turn().await;
-    let (mut writes, mut answered) = (WriteSet::new(), Vec::new());
-    for (number, _) in read {
-        // As it is now: another pass may have recorded answers.
+    let (mut writes, mut answers) = (WriteSet::new(), 0);
+    for number in done {
+        // As it is now: other targets have answered, and another pass may have recorded this answer.
         let key = Reserved::queued_key(0, *number);
         let Some(row) = turn.kv().get(key.clone()).await? else { continue };
-        let (_, queued) = decode_queued(&key, &row)?;
-        let has_done =
-            |id: &u32| done.iter().any(|done| done.target.0 == *id && done.numbers.contains(number));
-        let (gone, targets): (Vec<u32>, Vec<u32>) = queued.targets.iter().partition(|id| has_done(id));
-        match targets.is_empty() {
-            _ if gone.is_empty() => {}
-            true => drop(writes.delete(key)),
-            false => {
-                let (key, value) = Reserved::Queued(0, *number, Queued { targets, ..queued }).encode();
+        let (_, mut queued) = decode_queued(&key, &row)?;
+        let before = queued.targets.len();
+        queued.targets.retain(|id| *id != target.0);
+        match (queued.targets.len() < before, queued.targets.is_empty()) {
+            (false, _) => continue,
+            (true, true) => drop(writes.delete(key)),
+            (true, false) => {
+                let (key, value) = Reserved::Queued(0, *number, queued).encode();
                 writes.put(key, value);
             }
         }
-        answered.extend(gone.into_iter().map(TargetId));
+        answers += 1;
     }
-    assert_eq!(writes.is_empty(), answered.is_empty(), "each answer changes a row");
     if !writes.is_empty() {
         turn.commit_queue(writes).await?;
     }
     // Removed files wait for room since an entry of a target had none.
     let half = most_entries(parts) / 2;
-    for target in answered {
+    for _ in 0..answers {
         parts.queue.answered(target);
         if parts.queue.entries_of(target) == half {
             parts.removed.borrow_mut().retry_all();
@@ -242,11 +246,17 @@ async fn record(parts: &Parts, read: &[Read], done: &[Done]) -> Result<(), MetaE
     Ok(())
 }
 
-/// Has a target carry out its part of entries. Files at which it fails wait; others do not.
-async fn work_of(parts: &Parts, other: &dyn OtherTarget, read: &[Read], progress: &mut Progress) -> Done {
+/// Has a target carry out entries. Files at which it fails wait; others do not. Returns the numbers of those
+/// that are carried out durably.
+async fn work_of(
+    parts: &Parts,
+    other: &dyn OtherTarget,
+    read: &[Read],
+    progress: &mut Progress,
+) -> BTreeSet<u64> {
     let target = other.id();
     let mut numbers = BTreeSet::new();
-    for (number, queued) in read.iter().filter(|(_, queued)| queued.targets.contains(&target.0)) {
+    for (number, queued) in read {
         let file = file_of(queued);
         let has_given_up = progress.failures >= FAILURES_MOST;
         if has_given_up || parts.is_stopped() || progress.failed.contains(&file) {
@@ -271,9 +281,9 @@ async fn work_of(parts: &Parts, other: &dyn OtherTarget, read: &[Read], progress
         numbers.clear();
         progress.failures = FAILURES_MOST;
     }
-    let is_left = |(number, queued): &&Read| queued.targets.contains(&target.0) && !numbers.contains(number);
-    progress.left = progress.left.or(read.iter().find(is_left).map(|(number, _)| *number));
-    Done { target, numbers }
+    let left = read.iter().map(|(number, _)| *number).find(|number| !numbers.contains(number));
+    progress.left = progress.left.or(left);
+    numbers
 }
 
 /// The file that work is about; inode 0 for work on a branch.

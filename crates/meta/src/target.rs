@@ -100,7 +100,9 @@ impl MetaTarget {
         reaper::queue_removed(&parts).await?;
         if parts.elsewhere.are_several() {
             queue_work::load(&parts).await?;
-            env.spawn("meta queue", Box::pin(scoped(queue_work::run(parts.clone()))));
+            for target in parts.elsewhere.others() {
+                env.spawn("meta queue", Box::pin(scoped(queue_work::run(parts.clone(), target))));
+            }
         }
         env.spawn("meta reap", Box::pin(scoped(reaper::run(parts.clone()))));
         Ok(Rc::new(Self { parts, progress: Progress::default(), away }))

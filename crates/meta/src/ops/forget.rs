@@ -34,7 +34,7 @@ pub(crate) async fn forget(parts: &Parts, target: TargetId) -> Result<(), MetaEr
     if !is_done() {
         parts.elsewhere.forget(target);
     }
-    parts.queue.wake();
+    parts.queue.wake(target);
     // Removed files may have waited for room in its queue.
     parts.removed.borrow_mut().retry_all();
     parts.wake_reaper();

@@ -31,7 +31,7 @@ pub(super) struct MemOther {
     fails: Cell<bool>,
     /// Fails with this file only.
     fails_at: Cell<Option<Ino>>,
-    /// Does nothing with a file that is held before it is told to go on.
+    /// Does nothing with a file that is held, and removes none, before it is told to go on.
     is_slow: Cell<bool>,
     goes_on: Notify,
     /// The store of the names: everything that is asked must be durable there.
@@ -176,11 +176,16 @@ impl OtherTarget for MemOther {
     }
 
     fn remove(&self, file: FileId) -> Done<'_> {
-        let result = self.ask(file.ino, format!("remove {}", file.ino.0 & 0xff));
-        if result.is_ok() {
-            self.files.borrow_mut().remove(&file.ino);
-        }
-        Box::pin(async move { result })
+        Box::pin(async move {
+            if self.is_slow.get() {
+                self.goes_on.notified().await;
+            }
+            let result = self.ask(file.ino, format!("remove {}", file.ino.0 & 0xff));
+            if result.is_ok() {
+                self.files.borrow_mut().remove(&file.ino);
+            }
+            result
+        })
     }
 
     fn set_owner(&self, file: FileId, owner: Owner, number: u64) -> Done<'_> {
@@ -851,5 +856,36 @@ fn work_behind_files_that_fail_makes_space() {
         }
         assert_eq!((others[0].has(good).len(), others[0].has(bad).len()), (0, 1));
         assert!(!bed.meta.make_space(TargetId(1)).await, "the other one fails");
+    });
+}
+
+#[test]
+fn a_target_that_waits_for_its_drives_holds_up_no_other_one() {
+    let others = three();
+    run_with_others(&others, async |bed| {
+        let (f, g) = (bed.add("f").await.unwrap(), bed.add("g").await.unwrap());
+        for ino in [f, g] {
+            for turn in 1..3 {
+                write(bed, &others, ino, turn * TURN_BLOCKS).await.unwrap();
+            }
+        }
+        let has = |ino: Ino| others.iter().map(|other| other.has(ino).len()).collect::<Vec<_>>();
+        others[0].is_slow.set(true);
+        bed.remove("f").await.unwrap();
+        bed.meta.wait_reaped().await;
+        assert_eq!(has(f), [1, 0, 0], "nobody waits for the slow one");
+        bed.remove("g").await.unwrap();
+        crate::reaper::wait_reaped(&bed.meta.parts).await;
+        if bed.meta.queued_for(TargetId(2)) > 0 {
+            assert!(bed.meta.make_space(TargetId(2)).await, "another one has work");
+        }
+        assert_eq!(has(g), [1, 0, 0]);
+        assert_eq!([1, 2, 3].map(|id| bed.meta.queued_for(TargetId(id))), [2, 0, 0]);
+        bed.check("work that one target owes");
+        others[0].is_slow.set(false);
+        others[0].goes_on.notify_one();
+        bed.meta.wait_reaped().await;
+        assert_eq!((has(f), has(g)), (vec![0; 3], vec![0; 3]));
+        bed.check("all work is done");
     });
 }

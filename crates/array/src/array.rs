@@ -272,6 +272,11 @@ impl Array {
         self.context.suspended().or_else(|| self.space.why_postponed())
     }
 
+    /// True if data writes fail because the log is full of what cannot be destaged.
+    pub fn refuses_data(&self) -> bool {
+        self.space.is_too_damaged()
+    }
+
     /// Stripes that could not be read when last tried.
     pub fn unreadable_stripes(&self) -> Vec<u64> {
         self.stripes.map().unreadable().iter().map(|stripe| stripe.0).collect()

@@ -20,7 +20,9 @@ use crate::commit::Commits;
 use crate::free::Space;
 use crate::lending::Lending;
 use crate::volumes::Volumes;
+use penstock_base::TargetId;
 use penstock_kv::{Kv, KvRead, WriteSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use survey::Survey;
 
@@ -42,6 +44,7 @@ pub struct View {
     allocator: Rc<Allocator>,
     rows: Rc<dyn KvRead>,
     space: Space,
+    between: BTreeSet<(TargetId, u64)>,
     chunk_blocks: u32,
 }
 
@@ -49,7 +52,8 @@ impl View {
     /// Checks all rows.
     pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
         let survey = Survey::read(&self.volumes, &*self.rows, self.chunk_blocks).await?;
-        survey.check(&self.volumes, &*self.rows, &self.space, &self.allocator).await
+        let of_moment = (&self.space, self.between.clone());
+        survey.check(&self.volumes, &*self.rows, of_moment, &self.allocator).await
     }
 }
 
@@ -74,6 +78,7 @@ impl Fsck<'_> {
                     allocator: self.allocator.clone(),
                     rows,
                     space: self.allocator.space().clone(),
+                    between: self.lending.between(),
                     chunk_blocks: self.chunk_blocks,
                 });
             }
@@ -103,6 +108,6 @@ impl Fsck<'_> {
     pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
         let survey = self.survey().await?;
         let space = self.allocator.space().clone();
-        survey.check(self.volumes, self.kv, &space, self.allocator).await
+        survey.check(self.volumes, self.kv, (&space, self.lending.between()), self.allocator).await
     }
 }

@@ -9,16 +9,20 @@
 //! - a number is never given twice, so a repeated or late request concerns no other loan;
 //! - the volume of a lender is read and written only for loans that both sides know alike.
 //!
+//! - nobody waits for a lender for ever: it may never answer, or refuse writes, while others have space.
+//!
 //! Power cut: a loan that only the lender has ends when both have opened again
-//! ([`Lending::end_unknown_loans`]).
+//! ([`Lending::end_unknown_loans`]). So does one whose lender answered too late.
 
 use crate::ChunkError;
 use crate::allocator::{Allocator, Source};
+use crate::between::Between;
 use crate::commit::Commits;
 use crate::free::{Run, Space, blocks_of, fits, is_on, may_be_borrowed, runs_of};
 use crate::ranks;
 use crate::rows::{Borrowed, Counter, GROUP_WORDS, Lent, LentKey, Loan, all_counters, all_lent, all_loans};
 use crate::volumes::Volumes;
+use penstock_base::env::timeout;
 use penstock_base::num::to_u32;
 use penstock_base::rank::{RankedMutex, scoped};
 use penstock_base::{Env, TargetId};
@@ -36,6 +40,8 @@ const PART: u64 = 16;
 const REST: Duration = Duration::from_secs(5);
 /// Delay before another look at lenders that are suspended.
 const RETRY: Duration = Duration::from_secs(1);
+/// Time in which another target does its part of a loan. It goes on after that, and nobody waits for it.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The loans of a target in both directions.
 pub(crate) struct Lending {
@@ -59,6 +65,8 @@ pub(crate) struct Lending {
     waits: RefCell<BTreeSet<u64>>,
     /// Locked while a loan begins or ends.
     changing: RankedMutex<()>,
+    /// Loans from others of which one side has done its part.
+    between: Rc<Between>,
     /// The groups of loans that were unused at the last look.
     unused: RefCell<BTreeSet<u64>>,
 }
@@ -173,6 +181,7 @@ impl Lending {
             ends_later: Cell::new(false),
             waits: RefCell::default(),
             changing: RankedMutex::new(ranks::LOAN, ()),
+            between: Rc::default(),
             unused: RefCell::default(),
         }))
     }
@@ -195,6 +204,45 @@ impl Lending {
     /// True if whoever asks this target for something would wait for its drives.
     fn is_suspended(&self) -> bool {
         self.volumes.own().array().suspended().is_some()
+    }
+
+    /// True if its volume takes no data, and nobody can say when it will.
+    fn refuses_data(&self) -> bool {
+        self.volumes.own().array().refuses_data()
+    }
+
+    /// Loans from others of which one side has done its part: they disagree about these for a while.
+    pub(crate) fn between(&self) -> BTreeSet<(TargetId, u64)> {
+        self.between.all()
+    }
+
+    /// Has another target do its part of a loan with this number, in a task that goes on if nobody waits for
+    /// it any more. None if it has not done it in time, or failed: then what it has ends later.
+    async fn ask<T: 'static>(
+        &self,
+        other: TargetId,
+        number: u64,
+        part: impl Future<Output = Result<T, ChunkError>> + 'static,
+    ) -> Option<T> {
+        let (sender, answer) = tokio::sync::oneshot::channel();
+        let asked = self.between.ask(other, number);
+        let part = async move {
+            let result = part.await;
+            // It is known before somebody who has waited goes on.
+            drop(asked);
+            _ = sender.send(result);
+        };
+        self.env.spawn("target loan", Box::pin(scoped(part)));
+        match timeout(&self.env, PATIENCE, answer).await {
+            Some(Ok(Ok(done))) => {
+                self.between.agreed(other, number);
+                return Some(done);
+            }
+            Some(Ok(Err(error))) => tracing::warn!(lender = %other, %error, "a lender could not do its part"),
+            Some(Err(_)) | None => tracing::warn!(lender = %other, "a lender does not answer"),
+        }
+        self.ends_later.set(true);
+        None
     }
 
     /// True if rows may name blocks of loans that a repair has dropped, and nobody has looked since.
@@ -381,7 +429,7 @@ impl Lending {
         let has: BTreeSet<(TargetId, u64)> =
             self.allocator.space().loans().values().map(|loan| (loan.lender, loan.number)).collect();
         for other in self.others() {
-            if other.is_suspended() {
+            if other.is_suspended() || self.between.is_asked(other.id) {
                 self.ends_later.set(true);
                 continue;
             }
@@ -393,10 +441,16 @@ impl Lending {
             for key in lent {
                 if !has.contains(&(other.id, key.number)) {
                     tracing::info!(lender = %other.id, ?key, "a loan ends that a crash has kept from being used");
-                    let _change = self.commits.gate.change().await;
-                    other.take_back(key).await?;
+                    if self.ask(other.id, key.number, other.clone().take_back(key)).await.is_none() {
+                        break;
+                    }
                 }
             }
+            let ended = |number| {
+                let key = LentKey { borrower: own, number };
+                !other.lent.borrow().contains_key(&key)
+            };
+            self.between.forget_ended(other.id, ended);
         }
         Ok(())
     }
@@ -458,8 +512,9 @@ impl Lending {
 
     /// Takes a loan, or finds that so many blocks can be reserved now.
     async fn borrow(&self, wanted: u64) -> Result<Attempt, ChunkError> {
-        let (suspended, others): (Vec<_>, Vec<_>) =
-            self.others().into_iter().partition(|other| other.is_suspended());
+        let may_lend = self.others().into_iter().filter(|other| !other.refuses_data());
+        let waits = |other: &Rc<Self>| other.is_suspended() || self.between.is_asked(other.id);
+        let (suspended, others): (Vec<_>, Vec<_>) = may_lend.partition(waits);
         // The group of a loan that is not known may be the next one.
         if suspended.is_empty() && others.is_empty() || !self.settle().await? {
             return Ok(Attempt::Refused);
@@ -478,7 +533,7 @@ impl Lending {
             lenders.iter().map(|(available, _)| available).sum::<u64>(),
             suspended.iter().map(|other| other.may_lend_blocks()).sum::<u64>(),
         );
-        let unless_there_is_later = |enough: bool| match enough || !self.waits.borrow().is_empty() {
+        let unless_there_is_later = |enough: bool| match enough || self.has_loans_that_go_on() {
             true => Ok(Attempt::Later),
             false => Ok(Attempt::Refused),
         };
@@ -495,15 +550,10 @@ impl Lending {
                 tracing::warn!(target = %self.id, group, "no more loans are taken");
                 return Ok(Attempt::Refused);
             }
-            // A check sees both sides or none.
-            let _change = self.commits.gate.change().await;
-            match lender.lend(key, group, (lacking, aim)).await {
-                Ok(Some(loan)) => {
-                    self.add_loan(group, Borrowed { lender: lender.id, number, loan });
-                    return Ok(Attempt::Taken);
-                }
-                Ok(None) => {}
-                Err(error) => tracing::warn!(lender = %lender.id, %error, "a target could not lend"),
+            let lend = lender.clone().lend(key, group, (lacking, aim));
+            if let Some(Some(loan)) = self.ask(lender.id, number, lend).await {
+                self.add_loan(group, Borrowed { lender: lender.id, number, loan });
+                return Ok(Attempt::Taken);
             }
         }
         unless_there_is_later(later >= lacking)
@@ -520,10 +570,17 @@ impl Lending {
         assert!(self.lender_has(group), "its lender serves");
     }
 
-    /// Lends up to `aim` blocks and if possible `wanted` ones, durably; none if nothing can be lent. The
-    /// caller has passed the gate.
+    /// True if a loan waits for a lender that goes on some time.
+    fn has_loans_that_go_on(&self) -> bool {
+        let (waits, space, others) = (self.waits.borrow(), self.allocator.space(), self.others());
+        let lenders: BTreeSet<TargetId> =
+            waits.iter().filter_map(|group| Some(space.loans().get(group)?.lender)).collect();
+        others.iter().any(|other| lenders.contains(&other.id) && !other.refuses_data())
+    }
+
+    /// Lends up to `aim` blocks and if possible `wanted` ones, durably; none if nothing can be lent.
     async fn lend(
-        &self,
+        self: Rc<Self>,
         key: LentKey,
         group: u64,
         (wanted, aim): (u64, u64),
@@ -531,6 +588,7 @@ impl Lending {
         if self.lent.borrow().contains_key(&key) {
             return Err(ChunkError::Invalid(format!("{key:?} is another loan")));
         }
+        let change = self.commits.gate.change().await;
         let (groups, per_stripe) = (self.allocator.space().groups(), self.volumes.stripe_blocks());
         let available = self.may_lend_blocks();
         let blocks = aim.min((available / PART).max(wanted)).min(available).min(groups.blocks_each());
@@ -561,6 +619,7 @@ impl Lending {
         self.commits.commit_runs(vec![run], &[], writes).await?;
         // If this fails, it is known here, and ends at the next start.
         self.lent.borrow_mut().insert(key, lent);
+        drop(change);
         self.kv.flush().await?;
         Ok(Some(loan))
     }
@@ -603,7 +662,8 @@ impl Lending {
 
     /// Ends a loan that its borrower does not have any more. One that is not known has ended before. The
     /// caller has passed the gate.
-    async fn take_back(&self, key: LentKey) -> Result<(), ChunkError> {
+    async fn take_back(self: Rc<Self>, key: LentKey) -> Result<(), ChunkError> {
+        let change = self.commits.gate.change().await;
         let lent = self.lent.borrow().get(&key).cloned();
         let Some(Lent { loan, .. }) = lent else { return Ok(()) };
         let mut writes = WriteSet::new();
@@ -611,6 +671,7 @@ impl Lending {
         writes.delete(key.row());
         self.commits.commit_runs(Vec::new(), &runs_of(&loan, self.volumes.stripe_blocks()), writes).await?;
         self.lent.borrow_mut().remove(&key);
+        drop(change);
         self.commits.sync().await
     }
 
@@ -634,13 +695,15 @@ impl Lending {
         self.return_unused_loans().await
     }
 
-    /// Free blocks of a lender that is suspended count as used until it goes on: others may have space.
+    /// Free blocks of a lender that is suspended or refuses data count as used until it goes on: others may
+    /// have space.
     fn see_suspended(&self) {
         let (others, mut goes_on) = (self.others(), false);
         let loans = self.allocator.space().loans().clone();
         self.waits.borrow_mut().retain(|group| loans.contains_key(group));
         for (group, Borrowed { lender, .. }) in loans {
-            let is_suspended = others.iter().any(|other| other.id == lender && other.is_suspended());
+            let of_lender = others.iter().find(|other| other.id == lender);
+            let is_suspended = of_lender.is_some_and(|other| other.is_suspended() || other.refuses_data());
             if !self.volumes.is_there(group) {
                 // Its lender is away, or does not know of it.
                 self.waits.borrow_mut().remove(&group);
@@ -669,14 +732,13 @@ impl Lending {
     /// Gives a loan back, if no block of it is used.
     async fn return_loan(&self, group: u64) -> Result<(), ChunkError> {
         let _changing = self.changing.lock().await;
-        // A check sees both sides or none.
-        let _change = self.commits.gate.change().await;
+        let change = self.commits.gate.change().await;
         if !self.allocator.space().idle_loans().contains(&group) {
             return Ok(());
         }
         let lender_of = |group| self.allocator.space().loans().get(&group).map(|borrowed| borrowed.lender);
         let lender = lender_of(group).and_then(|id| self.others().into_iter().find(|other| other.id == id));
-        if lender.as_ref().is_some_and(|lender| lender.is_suspended()) {
+        if lender.as_ref().is_some_and(|lender| lender.is_suspended() || self.between.is_asked(lender.id)) {
             return Ok(());
         }
         let borrowed = self.allocator.end_loan(group);
@@ -690,11 +752,14 @@ impl Lending {
         self.volumes.end_loan(group);
         tracing::info!(target = %self.id, ?borrowed, "borrowed blocks are given back");
         let key = LentKey { borrower: self.id, number: borrowed.number };
-        match lender {
-            Some(lender) => lender.take_back(key).await,
-            // It ends when both have opened again.
-            None => Ok(()),
+        // Without its lender it ends when both have opened again.
+        if let Some(lender) = lender {
+            let part = lender.clone().take_back(key);
+            // A check that begins then knows that the lender's row is about to go: nothing waits in between.
+            drop(change);
+            self.ask(lender.id, key.number, part).await;
         }
+        Ok(())
     }
 }
 

@@ -30,6 +30,7 @@
 
 mod accounts;
 mod allocator;
+mod between;
 mod cache;
 mod commit;
 pub mod copies;

@@ -325,7 +325,12 @@ impl Target {
     /// Makes everything written to a file durable. With `deferred`, the rows are only committed, and the
     /// caller makes the shared key-value store durable next.
     pub async fn commit(&self, file: FileId, deferred: bool) -> Result<(), ChunkError> {
-        self.lending.with_space(async || self.commits.commit(file, deferred).await).await?;
+        let commit = async || self.commits.commit(file, deferred).await;
+        match is_copy(file.ino) {
+            // It has only the target's own volume, whatever others lend.
+            true => self.lending.with_own_space(commit).await?,
+            false => self.lending.with_space(commit).await?,
+        }
         self.committed_files.set(self.committed_files.get() + 1);
         Ok(())
     }

@@ -199,9 +199,13 @@ impl Bench {
 
     /// The same with a number.
     pub(crate) async fn target_of(&self, id: TargetId) -> Rc<Target> {
+        self.target_over(id, self.kv.clone()).await
+    }
+
+    /// The same over another store.
+    pub(crate) async fn target_over(&self, id: TargetId, kv: Rc<dyn Kv>) -> Rc<Target> {
         let config =
             TargetConfig { id, chunk_blocks: CHUNK, generation: GENERATION, memory: TargetMemory::default() };
-        let kv: Rc<dyn Kv> = self.kv.clone();
         Target::open(&self.env, self.volume.clone(), kv, self.gate.clone(), config).await.unwrap()
     }
 

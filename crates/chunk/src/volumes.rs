@@ -353,6 +353,12 @@ impl Volumes {
         is_borrowed && self.at(stripe).is_ok_and(|(volume, _)| volume.array().suspended().is_some())
     }
 
+    /// True if a stripe is one of a loan whose lender refuses data.
+    pub(crate) fn refuses_data(&self, stripe: u64) -> bool {
+        let is_borrowed = self.groups().of_stripe(stripe) >= self.groups().own();
+        is_borrowed && self.at(stripe).is_ok_and(|(volume, _)| volume.array().refuses_data())
+    }
+
     /// As [`Volume::knows_unreadable`]. A stripe whose lender is away cannot be read.
     pub(crate) fn knows_unreadable(&self, stripe: u64) -> Option<bool> {
         self.at(stripe).map_or(Some(true), |(volume, at)| volume.knows_unreadable(at))

@@ -154,20 +154,30 @@ impl LogSpace {
             if has_space {
                 return Ok(());
             }
-            let parked = self.stripes.overlay().parked();
-            let owed_bytes = destage_cost(&self.context.geo, parked) * BLOCK_BYTES as u64;
-            let may_end = !self.postponed.borrow().is_empty();
-            let log = self.context.geo.log();
-            if purpose == Purpose::Data && !may_end && owed_bytes * 4 > log.end - log.start {
+            if purpose == Purpose::Data && self.is_mostly_parked() {
                 return Err(ArrayError::TooDamaged {
                     name: self.context.name.clone(),
-                    blocks: parked.blocks,
+                    blocks: self.stripes.overlay().parked().blocks,
                 });
             }
             self.short.set(true);
             self.context.signals.destage.notify_one();
             self.context.signals.space.notified().await;
         }
+    }
+
+    /// True if stripes that cannot be destaged, and not for lack of space on a host, cost a quarter of the
+    /// log.
+    fn is_mostly_parked(&self) -> bool {
+        let owed_bytes =
+            destage_cost(&self.context.geo, self.stripes.overlay().parked()) * BLOCK_BYTES as u64;
+        let (may_end, log) = (!self.postponed.borrow().is_empty(), self.context.geo.log());
+        !may_end && owed_bytes * 4 > log.end - log.start
+    }
+
+    /// True if [`Self::wait_for_data`] fails now because of them.
+    pub(crate) fn is_too_damaged(&self) -> bool {
+        self.is_mostly_parked() && !self.has_space(DATA_RESERVE)
     }
 
     fn demand(&self) -> Demand {

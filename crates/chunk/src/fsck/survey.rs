@@ -59,7 +59,8 @@ pub struct TargetCheck {
 pub struct TargetLoans {
     /// Those from others, by their allocation groups; none for a row that cannot be read.
     pub borrowed: BTreeMap<u64, Option<Borrowed>>,
-    /// Lender and number of those of which nothing was committed yet: they have no row here.
+    /// Lender and number of those that have no row here: nothing of them was committed yet, or they begin or
+    /// end just now.
     pub unrecorded: BTreeSet<(TargetId, u64)>,
     /// Those to others.
     pub lent: BTreeMap<LentKey, Lent>,
@@ -542,12 +543,12 @@ impl Survey {
     }
 
     /// Completes the check: blocks with two owners, bits against extents, and memory against both. `space` is
-    /// that of the moment of the rows.
+    /// that of the moment of the rows, as are the loans about which lenders and this target do not agree yet.
     pub(crate) async fn check(
         mut self,
         volumes: &Volumes,
         kv: &dyn KvRead,
-        space: &Space,
+        (space, between): (&Space, BTreeSet<(TargetId, u64)>),
         allocator: &Allocator,
     ) -> Result<TargetCheck, ChunkError> {
         if self.doubled.is_some() {
@@ -559,6 +560,7 @@ impl Survey {
         }
         let in_memory = |loan: &Borrowed| (loan.lender, loan.number);
         self.check.loans.unrecorded = space.loans().values().map(in_memory).collect();
+        self.check.loans.unrecorded.extend(between);
         self.judge_bits();
         self.judge_counts();
         self.judge_memory(space);

@@ -18,17 +18,21 @@ fn chunk_key(ino: u64, index: u64) -> ChunkKey {
     ChunkKey { file: file(ino), index }
 }
 
+fn meet(targets: &[Rc<Target>]) {
+    for target in targets {
+        let others: Vec<Rc<Target>> =
+            targets.iter().filter(|other| !Rc::ptr_eq(other, target)).cloned().collect();
+        target.meet(&others);
+    }
+}
+
 /// Opens all targets and has them meet.
 async fn open(benches: &[Bench]) -> Vec<Rc<Target>> {
     let mut targets = Vec::new();
     for (id, bench) in (0..).zip(benches) {
         targets.push(bench.target_of(TargetId(id)).await);
     }
-    for target in &targets {
-        let others: Vec<Rc<Target>> =
-            targets.iter().filter(|other| !Rc::ptr_eq(other, target)).cloned().collect();
-        target.meet(&others);
-    }
+    meet(&targets);
     for target in &targets {
         target.end_unknown_loans().await.unwrap();
     }
@@ -152,12 +156,12 @@ fn a_loan_that_was_never_used_ends_at_the_next_start() {
         let targets = open(benches).await;
         let free = targets[1].usage();
         let key = LentKey { borrower: TargetId(0), number: 7 };
-        let loan = targets[1].lending.lend(key, 9, (3 * STRIPE, 3 * STRIPE)).await.unwrap().unwrap();
+        let loan = targets[1].lending.clone().lend(key, 9, (3 * STRIPE, 3 * STRIPE)).await.unwrap().unwrap();
         assert_eq!((loan.stripes, loan.gaps.len()), (3, 0));
         assert_eq!(targets[1].usage().free_blocks, free.free_blocks - 3 * STRIPE);
         let targets = reopen(benches, targets).await;
         assert_eq!((targets[1].usage(), targets[1].loans()), (free, (0, 0)));
-        targets[1].lending.take_back(key).await.unwrap();
+        targets[1].lending.clone().take_back(key).await.unwrap();
         assert_eq!(targets[1].usage(), free, "it has ended before");
     });
 }
@@ -531,7 +535,7 @@ fn forgotten_loans_are_not_ended_by_a_start() {
         let targets = open(benches).await;
         for number in [7, 20] {
             let key = LentKey { borrower: TargetId(0), number };
-            targets[1].lending.lend(key, number, (STRIPE, STRIPE)).await.unwrap().unwrap();
+            targets[1].lending.clone().lend(key, number, (STRIPE, STRIPE)).await.unwrap().unwrap();
         }
         let (key, value) = Counter::Loans { last: 30, forgotten: 10, has_dropped: false }.encode();
         benches[0].put_row(key, value).await;
@@ -783,7 +787,7 @@ fn restored_loans_and_those_of_a_target_without_numbers_are_not_ended_by_a_start
         let targets = open(benches).await;
         let key = |number| LentKey { borrower: TargetId(0), number };
         for number in [7, 8] {
-            targets[1].lending.lend(key(number), number, (STRIPE, STRIPE)).await.unwrap().unwrap();
+            targets[1].lending.clone().lend(key(number), number, (STRIPE, STRIPE)).await.unwrap().unwrap();
         }
         let lent = targets[1].lending.lent.borrow()[&key(7)].clone();
         let left = |targets: &[Rc<Target>]| -> Vec<u64> {
@@ -991,5 +995,178 @@ fn nobody_lends_the_headroom() {
         let before = own(&targets[1]);
         fill(&targets[0]).await;
         assert!(own(&targets[1]) >= before.min(headroom), "{} of {before} blocks", own(&targets[1]));
+    });
+}
+
+/// Regression: a commit was tried for ever, because blocks that a copy may not use counted as space.
+#[test]
+fn a_copy_without_usable_blocks_of_its_own_is_refused() {
+    on_volumes(2, async |benches| {
+        let targets = without_usable_blocks(benches).await;
+        let copy = ChunkKey { file: crate::tests::file(5), index: 0 };
+        assert!(crate::rows::is_copy(copy.file.ino));
+        let (data, crcs) = blocks_of(&[7; CHUNK as usize]);
+        targets[0].write(copy, 0, &data, &crcs, known(0), CLIENT).await.unwrap();
+        let refused = targets[0].commit(copy.file, false).await;
+        assert!(matches!(refused, Err(ChunkError::NoSpace { .. })), "{refused:?}");
+    });
+}
+
+type Rows = Vec<penstock_kv::Row>;
+type Answer<'a, T> = penstock_base::LocalBoxFuture<'a, Result<T, penstock_kv::KvError>>;
+
+/// A store whose flushes wait as long as it is told.
+struct Waiting {
+    kv: Rc<penstock_kv::MemKv>,
+    env: Env,
+    waits: Rc<Cell<bool>>,
+}
+
+impl KvRead for Waiting {
+    fn get(&self, key: Vec<u8>) -> Answer<'_, Option<Vec<u8>>> {
+        self.kv.get(key)
+    }
+
+    fn get_many(&self, keys: Vec<Vec<u8>>) -> Answer<'_, Vec<Option<Vec<u8>>>> {
+        self.kv.get_many(keys)
+    }
+
+    fn scan(&self, from: Vec<u8>, until: Vec<u8>, most: usize) -> Answer<'_, Rows> {
+        self.kv.scan(from, until, most)
+    }
+
+    fn keys(&self, from: Vec<u8>, until: Vec<u8>, most: usize) -> Answer<'_, Vec<Vec<u8>>> {
+        self.kv.keys(from, until, most)
+    }
+}
+
+impl Kv for Waiting {
+    fn snapshot(&self) -> Answer<'_, Rc<dyn KvRead>> {
+        self.kv.snapshot()
+    }
+
+    fn commit(&self, writes: WriteSet) -> Answer<'_, ()> {
+        self.kv.commit(writes)
+    }
+
+    fn commit_durable(&self, writes: WriteSet) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.kv.commit(writes).await?;
+            self.flush().await
+        })
+    }
+
+    fn flush(&self) -> Answer<'_, ()> {
+        Box::pin(async move {
+            while self.waits.get() {
+                self.env.sleep(REST).await;
+            }
+            self.kv.flush().await
+        })
+    }
+
+    fn usage(&self) -> penstock_kv::Usage {
+        self.kv.usage()
+    }
+}
+
+/// Regression: a borrower waited for a lender's rows, with the gate of all changes, while others had space.
+#[test]
+fn a_lender_that_does_not_answer_keeps_nobody_waiting() {
+    on_volumes(3, async |benches| {
+        let env = &benches[0].env;
+        let waits = Rc::new(Cell::new(false));
+        let mut targets = Vec::new();
+        for (id, bench) in (0..).zip(benches) {
+            let waiting = Waiting { kv: bench.kv.clone(), env: env.clone(), waits: waits.clone() };
+            let kv: Rc<dyn Kv> = if id == 1 { Rc::new(waiting) } else { bench.kv.clone() };
+            targets.push(bench.target_over(TargetId(id), kv).await);
+        }
+        meet(&targets);
+        // The third one has less than the second, and far more than is wanted.
+        for ino in 2..12 {
+            try_write(&targets[2], ino, 0, 1).await.unwrap();
+        }
+        while targets[0].usage().available_blocks() >= u64::from(CHUNK) {
+            let ino = 1000 + targets[0].usage().free_blocks;
+            try_write(&targets[0], ino, 0, 2).await.unwrap();
+            targets[0].commit(file(ino), true).await.unwrap();
+        }
+        assert_all_clean(benches, &targets).await;
+        assert_eq!(targets[0].loans().0, 0);
+        waits.set(true);
+        let written = timeout(env, 4 * PATIENCE, try_write(&targets[0], 500, 0, 5)).await;
+        written.expect("another one lends").unwrap();
+        let quiet = timeout(env, PATIENCE, async { drop(benches[0].gate.quiesce().await) }).await;
+        assert!(quiet.is_some(), "a check begins");
+        timeout(env, PATIENCE, try_write(&targets[0], 501, 0, 5))
+            .await
+            .expect("nor is it asked again")
+            .unwrap();
+        let (_, lent) = targets[1].loans();
+        assert!(lent > 0, "it has lent something, and nobody has it");
+        // Both sides disagree about the loan, and nothing is wrong.
+        let quiet = benches[0].gate.quiesce().await;
+        let check = targets[0].fsck(&quiet).check().await.unwrap();
+        assert!(check.loans.unrecorded.contains(&(TargetId(1), 1)), "{:?}", check.loans);
+        drop(quiet);
+        waits.set(false);
+        env.sleep(6 * REST).await;
+        assert_eq!(targets[1].loans(), (0, 0), "its loan has ended");
+        assert_all_clean(benches, &targets).await;
+        assert_eq!(fills(&targets[0], chunk_key(500, 0)).await, [5; CHUNK as usize]);
+    });
+}
+
+/// Regression: every commit failed of a target with a loan from one that took no data any more.
+#[test]
+fn a_lender_that_refuses_data_stops_nobody_while_others_have_space() {
+    on_volumes(3, async |benches| {
+        let targets = open(benches).await;
+        for (target, count) in [(1usize, 40u64), (2, 50)] {
+            for ino in 2..2 + count {
+                try_write(&targets[target], ino, 0, ino as u8).await.unwrap();
+            }
+        }
+        fill_beyond(&targets[0], 4).await;
+        assert_all_clean(benches, &targets).await;
+        let lender = first_loan(&targets[0]).1.lender.0 as usize;
+        let array = benches[lender].volume.array().clone();
+        array.destage_and_checkpoint().await.unwrap();
+        // The lender's own files cannot be read, and are overwritten in part.
+        let mut stripes = BTreeSet::new();
+        for (key, value) in benches[lender].kv.rows() {
+            if let Ok((_, row)) = crate::rows::read_row(&key, &value) {
+                let of = |extent: &crate::rows::Extent| {
+                    extent.block / STRIPE..(extent.block + u64::from(extent.count)).div_ceil(STRIPE)
+                };
+                stripes.extend(row.extents.iter().flat_map(of));
+            }
+        }
+        for stripe in &stripes {
+            benches[lender].set_unreadable(stripe * STRIPE..stripe * STRIPE + STRIPE / 2).await;
+        }
+        let env = &benches[0].env;
+        let overwrite = async |ino, first| {
+            let (data, crcs) = blocks_of(&[9]);
+            targets[lender].write(chunk_key(ino, 0), first, &data, &crcs, known(0), CLIENT).await?;
+            targets[lender].commit(file(ino), false).await
+        };
+        for (first, ino) in
+            [0, STRIPE as u32].into_iter().flat_map(|first| (2..42).map(move |ino| (first, ino)))
+        {
+            if !matches!(timeout(env, 4 * REST, overwrite(ino, first)).await, Some(Ok(()))) {
+                break;
+            }
+        }
+        assert!(array.refuses_data() && array.suspended().is_none());
+        for ino in 900..904 {
+            try_write(&targets[0], ino, 0, 0xbb).await.unwrap();
+            targets[0].commit(file(ino), false).await.unwrap();
+            assert_eq!(fills(&targets[0], chunk_key(ino, 0)).await, [0xbb; CHUNK as usize]);
+            env.sleep(2 * REST).await;
+        }
+        assert!(targets[0].loans().0 > 0);
+        targets[0].commit_all().await.unwrap();
     });
 }

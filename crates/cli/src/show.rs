@@ -601,9 +601,12 @@ pub fn check(check: &FsCheckReport) {
         check.inodes, check.names, check.chunks, check.blocks, check.removed_files, check.blocks_beyond_end
     );
     let total: u64 = check.now.counts.values().sum();
+    let unchecked = check.unchecked_targets.iter().map(|target| format!("target {target} is away"));
+    unchecked.for_each(|target| println!("UNCHECKED {target}: `penstock stack list`"));
     let Some(repair) = &check.repair else {
         findings("FOUND", &check.now);
         return match (check.clean, total) {
+            (true, 0) if check.result == "incomplete" => println!("nothing was found on the other targets"),
             (true, 0) => println!("clean"),
             (true, _) => println!("clean; a repair gives the wasted space back"),
             (false, _) => {
@@ -625,6 +628,7 @@ pub fn check(check: &FsCheckReport) {
     match check.result.as_str() {
         "clean" => println!("clean; there was nothing to mend"),
         "mended" => println!("mended; a second check found nothing"),
+        "incomplete" => println!("nothing is left on the other targets; the store is not whole"),
         _ => println!("{total} findings are left; docs/fs-check.md says what they mean"),
     }
 }

@@ -63,6 +63,9 @@ pub trait ChunkStore {
         most: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>>;
 
+    /// Makes everything durable that was written. If a file fails, the others are still committed.
+    fn commit_all(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+
     /// Makes committed rows durable, also those of the name space, which share the key-value store.
     fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
 }
@@ -127,6 +130,10 @@ impl ChunkStore for Target {
         most: usize,
     ) -> LocalBoxFuture<'_, Result<Vec<u64>, ChunkError>> {
         Box::pin(Target::truncate_steps(self, file, first_block, most))
+    }
+
+    fn commit_all(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(Target::commit_all(self))
     }
 
     fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {

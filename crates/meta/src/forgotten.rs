@@ -61,6 +61,10 @@ impl OtherTarget for Forgotten {
         Box::pin(async { Ok(BTreeSet::new()) })
     }
 
+    fn commit_all(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
         Box::pin(async { Ok(()) })
     }

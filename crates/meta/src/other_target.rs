@@ -50,6 +50,9 @@ pub trait OtherTarget {
     /// Inodes in this range of which the target has something.
     fn inodes_from(&self, first: Ino, end: Ino) -> LocalBoxFuture<'_, Result<BTreeSet<Ino>, ChunkError>>;
 
+    /// Makes everything durable that was written. If a file fails, the others are still committed.
+    fn commit_all(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
+
     /// Makes everything durable that was carried out.
     fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>>;
 }
@@ -114,6 +117,10 @@ impl OtherTarget for TargetWork {
 
     fn inodes_from(&self, first: Ino, end: Ino) -> LocalBoxFuture<'_, Result<BTreeSet<Ino>, ChunkError>> {
         Box::pin(TargetWork::inodes_from(self, first, end))
+    }
+
+    fn commit_all(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        Box::pin(self.target().commit_all())
     }
 
     fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {

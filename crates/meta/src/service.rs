@@ -6,6 +6,7 @@ use crate::names::Turn;
 use crate::parts::Parts;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
+use futures_util::future::{join, join_all};
 use penstock_base::env::{timeout, yield_now};
 use penstock_base::features::GATEWAYS;
 use penstock_base::num::to_u32;
@@ -29,6 +30,10 @@ use std::time::Duration;
 /// Time for the last writes of a session before its end is reported. Its leases and locks go when they have
 /// ended.
 const LAST_WRITES: Duration = Duration::from_secs(1);
+/// Attempts to make the last writes of a session durable.
+const LAST_COMMITS: u32 = 5;
+/// Delay before another one.
+const COMMIT_AGAIN: Duration = Duration::from_secs(1);
 /// The least bound on the number of a change that a client may repeat, and on a truncate generation that one
 /// may leave.
 const LAST_CHANGE: u64 = 1 << 52;
@@ -469,10 +474,7 @@ impl MetaTarget {
             let forget = async move {
                 parts.clients.quiet(id).await;
                 cut_tails(&parts, id).await;
-                // Others build on the generations that this has given.
-                if let Err(error) = parts.flush().await {
-                    tracing::warn!(%error, session = id, "the cuts of its files are not durable yet");
-                }
+                make_durable(&parts, id).await;
                 forget_session(&parts, id);
             };
             // In a task, because a drive that hangs may keep its last write for long: other sessions that
@@ -558,6 +560,34 @@ async fn cut_tails(parts: &Parts, session: u64) {
         if let Err(error) = ops::cut_tail(parts, file.ino).await {
             tracing::warn!(%error, %file, session, "the tail of a file stays that its session has not reported");
         }
+    }
+}
+
+/// Makes durable what a session that ends has written, and the generations that its end has given: others
+/// build on both, and their fsyncs cover it. A target that fails again and again keeps its files from
+/// nobody: then what it has may be lost.
+async fn make_durable(parts: &Parts, session: u64) {
+    for attempt in 1..=LAST_COMMITS {
+        let others = parts.elsewhere.serving();
+        let of_others = join_all(others.iter().map(|target| scoped(target.commit_all())));
+        let (of_home, of_others) = join(scoped(parts.chunks.commit_all()), of_others).await;
+        let committed = of_others.into_iter().fold(of_home, Result::and).map_err(MetaError::from);
+        // Only now: rows of names must not be durable before the data that they speak of.
+        let error = match committed {
+            Ok(()) => match parts.flush().await {
+                Ok(()) => return,
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        if parts.is_stopped() {
+            return;
+        }
+        match attempt < LAST_COMMITS {
+            true => tracing::warn!(%error, session, "its last writes are not durable yet"),
+            false => tracing::error!(%error, session, "its last writes may be lost with this instance"),
+        }
+        parts.env.sleep(COMMIT_AGAIN).await;
     }
 }
 

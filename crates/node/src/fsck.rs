@@ -37,17 +37,19 @@ fn findings(check: &MetaCheck) -> FindingsReport {
     }
 }
 
-fn report(check: &MetaCheck, repair: Option<FsRepairReport>) -> FsCheckReport {
+fn report(check: &MetaCheck, repair: Option<FsRepairReport>, unchecked_targets: Vec<u32>) -> FsCheckReport {
     let clean = check.findings.is_clean();
     let mended = repair.as_ref().is_some_and(|repair| !repair.mended.is_empty());
     let result = match (clean, mended) {
+        (false, _) => "damaged",
+        _ if !unchecked_targets.is_empty() => "incomplete",
         (true, true) => "mended",
         (true, false) => "clean",
-        (false, _) => "damaged",
     };
     FsCheckReport {
         result: result.to_owned(),
         clean,
+        unchecked_targets,
         inodes: check.inodes,
         names: check.entries,
         removed_files: check.removed,
@@ -67,7 +69,13 @@ impl Node {
         let others = self.other_targets();
         let targets = Targets { home: &self.home().target, others: &others };
         let check = scoped(self.meta.check(targets)).await?;
-        Ok(report(&check, None))
+        Ok(report(&check, None, self.unchecked()))
+    }
+
+    /// Numbers of the targets that do not serve, and may serve another time.
+    fn unchecked(&self) -> Vec<u32> {
+        let absent = self.absent().into_iter().filter(|absent| !absent.is_forgotten);
+        absent.map(|absent| absent.number.target().0).collect()
     }
 
     /// The targets of other stacks than that of the names.
@@ -113,7 +121,7 @@ impl Node {
                 scoped(set_repaired(&*stack.kv)).await?;
             }
         }
-        let mut report = report(&repair.after, Some(done));
+        let mut report = report(&repair.after, Some(done), self.unchecked());
         report.restored = self.restored().await?;
         let severity = if report.clean { Severity::Info } else { Severity::Error };
         self.events.add(
@@ -223,12 +231,14 @@ mod tests {
             mended: mended.iter().map(|(kind, count)| ((*kind).to_owned(), *count)).collect::<Map<_, _>>(),
             suspect_files: Vec::new(),
         };
-        assert_eq!(report(&check, None).result, "clean");
-        assert_eq!(report(&check, Some(done(&[]))).result, "clean");
-        assert_eq!(report(&check, Some(done(&[("orphan_inode", 1)]))).result, "mended");
+        assert_eq!(report(&check, None, Vec::new()).result, "clean");
+        let incomplete = report(&check, None, vec![2]);
+        assert_eq!((incomplete.result.as_str(), incomplete.clean), ("incomplete", true));
+        assert_eq!(report(&check, Some(done(&[])), Vec::new()).result, "clean");
+        assert_eq!(report(&check, Some(done(&[("orphan_inode", 1)])), Vec::new()).result, "mended");
         let mut findings = Findings::default();
         findings.add(FindingKind::OrphanInode, Ino(7), "lost");
         check.findings = findings;
-        assert_eq!(report(&check, Some(done(&[("orphan_inode", 1)]))).result, "damaged");
+        assert_eq!(report(&check, Some(done(&[("orphan_inode", 1)])), Vec::new()).result, "damaged");
     }
 }

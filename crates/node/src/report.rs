@@ -413,10 +413,13 @@ pub struct FindingsReport {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FsCheckReport {
-    /// `clean`, `mended` or `damaged`.
+    /// `clean`, `mended`, `damaged`, or `incomplete` if nothing is wrong on those targets that were checked.
     pub result: String,
-    /// True if nothing is wrong now.
+    /// True if nothing is wrong now on the targets that were checked.
     pub clean: bool,
+    /// Targets that do not serve, and were not checked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unchecked_targets: Vec<u32>,
     pub inodes: u64,
     pub names: u64,
     pub removed_files: u64,

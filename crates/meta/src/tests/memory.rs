@@ -182,6 +182,10 @@ impl ChunkStore for MemChunks {
         Box::pin(async move { Ok(stops) })
     }
 
+    fn commit_all(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
+        self.sync()
+    }
+
     fn sync(&self) -> LocalBoxFuture<'_, Result<(), ChunkError>> {
         Box::pin(async move { Ok(self.kv.flush().await?) })
     }

@@ -212,6 +212,10 @@ impl OtherTarget for MemOther {
         Box::pin(async move { result })
     }
 
+    fn commit_all(&self) -> Done<'_> {
+        self.sync()
+    }
+
     fn sync(&self) -> Done<'_> {
         *self.durable.borrow_mut() = self.files.borrow().clone();
         Box::pin(async { Ok(()) })

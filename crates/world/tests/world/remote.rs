@@ -6,7 +6,7 @@ use penstock_base::{BLOCK_BYTES, Branch, Buf, ErrorKind, FileId, Id128, Ino, Loc
 use penstock_client::{Client, Failure};
 use penstock_fabric::greeting::{Greeting, NONCE_BYTES};
 use penstock_fabric::{Credential, Dial, Dialled, Door, Link, Outbox, Receiver, Remote, Server, Token};
-use penstock_node::ForOthers;
+use penstock_node::{ForOthers, WantedLayout};
 use penstock_sim::{SimLink, World};
 use penstock_wire::data::{ChunkRef, SpaceChange, encode_read, encode_write};
 use penstock_wire::metadata::{
@@ -188,7 +188,11 @@ pub async fn make(client: &Client, name: &str) -> Result<FileId, Failure> {
 }
 
 pub async fn read(client: &Client, id: FileId) -> Vec<u8> {
-    let parts = client.read(id, 0, 1 << 20).await.unwrap();
+    read_at(client, id, 0, 1 << 20).await
+}
+
+async fn read_at(client: &Client, id: FileId, at: u64, len: u64) -> Vec<u8> {
+    let parts = client.read(id, at, len).await.unwrap();
     parts.iter().flat_map(|part| part.to_vec()).collect()
 }
 
@@ -631,6 +635,55 @@ fn a_silent_client_loses_its_session_and_what_it_had_open() {
         assert_eq!(gone.errno, ESTALE, "the file that it had open is reaped");
         machine.stop().await;
     });
+}
+
+/// Regression: an fsync by another client did not cover what a client had written whose session had ended.
+#[test]
+fn what_an_ended_session_has_written_is_durable_for_others() {
+    const FAR: u64 = 1 << 20;
+    for stacks in [1, 3] {
+        let site = Site::spread((4, 2), stacks, stacks);
+        let world = World::new(87);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            if stacks > 1 {
+                let wanted = WantedLayout { count: Some(stacks), turn: Some(1) };
+                machine.node.set_layout("/", wanted).await.unwrap();
+            }
+            let way = Way::new(&machine);
+            let (client, remote) = mount(&machine, &way).await;
+            let file = make(&client, "file").await.unwrap();
+            for fill in [1, 2] {
+                for at in 0..3 {
+                    client.write(file, at * FAR, &[fill; 50_000]).await.unwrap();
+                }
+                if fill == 1 {
+                    client.fsync(file).await.unwrap();
+                }
+            }
+            let reports = machine.node.session_reports();
+            let session = reports.iter().find(|session| session.remote).unwrap().id;
+            machine.node.end_session(session).await.unwrap();
+            let found = read_at(&machine.client, file, 2 * FAR, 50_000).await;
+            assert!(found == [2; 50_000]);
+            machine.client.fsync(file).await.unwrap();
+            remote.close();
+        });
+        run.unwrap();
+        site.cut(&world);
+        let world = World::new(88);
+        let run = world.run(async {
+            let machine = site.start(&world, &[]).await.unwrap();
+            let file = machine.client.lookup(machine.client.root(), b"file").await.unwrap().file();
+            for at in 0..3 {
+                let found = read_at(&machine.client, file, at * FAR, 50_000).await;
+                assert!(found == [2; 50_000], "{stacks} stacks, part {at}");
+            }
+            machine.audit().await;
+            machine.stop().await;
+        });
+        run.unwrap();
+    }
 }
 
 /// Regression: a client that only pings, and never answers a call, stopped all others for good.

@@ -274,8 +274,9 @@ impl Allocator {
         loop {
             let is_usable = |stripe: u64| {
                 let is_unreadable = self.volumes.knows_unreadable(stripe) == Some(true);
-                let is_ready = lenders == Lenders::All || !self.volumes.is_suspended(stripe);
-                let is_ready = is_ready && !self.volumes.refuses_data(stripe);
+                let may_wait = lenders == Lenders::All;
+                let is_ready =
+                    !self.volumes.refuses_data(stripe) && (may_wait || !self.volumes.is_suspended(stripe));
                 !is_unreadable && is_ready && (self.is_judged(stripe) || !written.contains(&stripe))
             };
             let found = self.space.borrow().first_in(group, kind, is_usable);

@@ -44,7 +44,7 @@ pub struct View {
     allocator: Rc<Allocator>,
     rows: Rc<dyn KvRead>,
     space: Space,
-    between: BTreeSet<(TargetId, u64)>,
+    may_lack_rows: BTreeSet<(TargetId, u64)>,
     chunk_blocks: u32,
 }
 
@@ -52,7 +52,7 @@ impl View {
     /// Checks all rows.
     pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
         let survey = Survey::read(&self.volumes, &*self.rows, self.chunk_blocks).await?;
-        let of_moment = (&self.space, self.between.clone());
+        let of_moment = (&self.space, self.may_lack_rows.clone());
         survey.check(&self.volumes, &*self.rows, of_moment, &self.allocator).await
     }
 }
@@ -78,7 +78,7 @@ impl Fsck<'_> {
                     allocator: self.allocator.clone(),
                     rows,
                     space: self.allocator.space().clone(),
-                    between: self.lending.between(),
+                    may_lack_rows: self.lending.may_lack_rows(),
                     chunk_blocks: self.chunk_blocks,
                 });
             }
@@ -108,6 +108,7 @@ impl Fsck<'_> {
     pub async fn check(&self) -> Result<TargetCheck, ChunkError> {
         let survey = self.survey().await?;
         let space = self.allocator.space().clone();
-        survey.check(self.volumes, self.kv, (&space, self.lending.between()), self.allocator).await
+        let of_moment = (&space, self.lending.may_lack_rows());
+        survey.check(self.volumes, self.kv, of_moment, self.allocator).await
     }
 }

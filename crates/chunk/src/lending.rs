@@ -7,8 +7,7 @@
 //! - a loan that the borrower's rows name is durable in the lender's rows: it is lent durably before the
 //!   borrower uses it, and taken back after the borrower's row is gone durably;
 //! - a number is never given twice, so a repeated or late request concerns no other loan;
-//! - the volume of a lender is read and written only for loans that both sides know alike.
-//!
+//! - the volume of a lender is read and written only for loans that both sides know alike;
 //! - nobody waits for a lender for ever: it may never answer, or refuse writes, while others have space.
 //!
 //! Power cut: a loan that only the lender has ends when both have opened again
@@ -192,6 +191,12 @@ impl Lending {
         all.values().filter_map(Weak::upgrade).filter(|other| !other.commits.is_stopped()).collect()
     }
 
+    /// Another target, if it serves.
+    fn other(&self, id: TargetId) -> Option<Rc<Self>> {
+        let other = self.others.borrow().get(&id).and_then(Weak::upgrade);
+        other.filter(|other| !other.commits.is_stopped())
+    }
+
     /// The free blocks of the own volume beside its headroom.
     fn may_lend_blocks(&self) -> u64 {
         let (usage, space) = (self.allocator.usage(), self.allocator.space());
@@ -211,9 +216,12 @@ impl Lending {
         self.volumes.own().array().refuses_data()
     }
 
-    /// Loans from others of which one side has done its part: they disagree about these for a while.
-    pub(crate) fn between(&self) -> BTreeSet<(TargetId, u64)> {
-        self.between.all()
+    /// Lender and number of the loans from others that may have no row here: those in memory, and those of
+    /// which one side has done its part.
+    pub(crate) fn may_lack_rows(&self) -> BTreeSet<(TargetId, u64)> {
+        let space = self.allocator.space();
+        let in_memory = space.loans().values().map(|loan| (loan.lender, loan.number));
+        in_memory.chain(self.between.all()).collect()
     }
 
     /// Has another target do its part of a loan with this number, in a task that goes on if nobody waits for
@@ -572,10 +580,9 @@ impl Lending {
 
     /// True if a loan waits for a lender that goes on some time.
     fn has_loans_that_go_on(&self) -> bool {
-        let (waits, space, others) = (self.waits.borrow(), self.allocator.space(), self.others());
-        let lenders: BTreeSet<TargetId> =
-            waits.iter().filter_map(|group| Some(space.loans().get(group)?.lender)).collect();
-        others.iter().any(|other| lenders.contains(&other.id) && !other.refuses_data())
+        let (waits, space) = (self.waits.borrow(), self.allocator.space());
+        let lender_of = |group| self.other(space.loans().get(group)?.lender);
+        waits.iter().filter_map(lender_of).any(|lender| !lender.refuses_data())
     }
 
     /// Lends up to `aim` blocks and if possible `wanted` ones, durably; none if nothing can be lent.
@@ -698,12 +705,12 @@ impl Lending {
     /// Free blocks of a lender that is suspended or refuses data count as used until it goes on: others may
     /// have space.
     fn see_suspended(&self) {
-        let (others, mut goes_on) = (self.others(), false);
+        let mut goes_on = false;
         let loans = self.allocator.space().loans().clone();
         self.waits.borrow_mut().retain(|group| loans.contains_key(group));
         for (group, Borrowed { lender, .. }) in loans {
-            let of_lender = others.iter().find(|other| other.id == lender);
-            let is_suspended = of_lender.is_some_and(|other| other.is_suspended() || other.refuses_data());
+            let is_suspended =
+                self.other(lender).is_some_and(|other| other.is_suspended() || other.refuses_data());
             if !self.volumes.is_there(group) {
                 // Its lender is away, or does not know of it.
                 self.waits.borrow_mut().remove(&group);
@@ -737,7 +744,7 @@ impl Lending {
             return Ok(());
         }
         let lender_of = |group| self.allocator.space().loans().get(&group).map(|borrowed| borrowed.lender);
-        let lender = lender_of(group).and_then(|id| self.others().into_iter().find(|other| other.id == id));
+        let lender = lender_of(group).and_then(|id| self.other(id));
         if lender.as_ref().is_some_and(|lender| lender.is_suspended() || self.between.is_asked(lender.id)) {
             return Ok(());
         }

@@ -8,7 +8,7 @@
 use crate::ChunkError;
 use crate::free::{Groups, Run};
 use crate::rows::Borrowed;
-use penstock_array::{ArrayError, Blocks, Discard, Volume};
+use penstock_array::{Array, ArrayError, Blocks, Discard, Volume};
 use penstock_base::num::to_usize;
 use penstock_base::{BLOCK_BYTES, Buf, FileId, TargetId};
 use penstock_drive::Io;
@@ -349,14 +349,18 @@ impl Volumes {
 
     /// True if a stripe is one of a loan whose lender is suspended: a write there waits for its drives.
     pub(crate) fn is_suspended(&self, stripe: u64) -> bool {
-        let is_borrowed = self.groups().of_stripe(stripe) >= self.groups().own();
-        is_borrowed && self.at(stripe).is_ok_and(|(volume, _)| volume.array().suspended().is_some())
+        self.is_of_lender(stripe, |array| array.suspended().is_some())
     }
 
     /// True if a stripe is one of a loan whose lender refuses data.
     pub(crate) fn refuses_data(&self, stripe: u64) -> bool {
+        self.is_of_lender(stripe, Array::refuses_data)
+    }
+
+    /// True if a stripe is one of a loan, and this is so for the array of its lender.
+    fn is_of_lender(&self, stripe: u64, is_so: impl Fn(&Array) -> bool) -> bool {
         let is_borrowed = self.groups().of_stripe(stripe) >= self.groups().own();
-        is_borrowed && self.at(stripe).is_ok_and(|(volume, _)| volume.array().refuses_data())
+        is_borrowed && self.at(stripe).is_ok_and(|(volume, _)| is_so(volume.array()))
     }
 
     /// As [`Volume::knows_unreadable`]. A stripe whose lender is away cannot be read.

@@ -90,6 +90,13 @@ impl Elsewhere {
         self.serving.borrow().values().cloned().collect()
     }
 
+    /// Makes everything durable that was written to the targets that serve. One that fails does not keep the
+    /// others from it.
+    pub(crate) async fn commit_all(&self) -> Result<(), ChunkError> {
+        let serving = self.serving();
+        join_all(serving.iter().map(|target| scoped(target.commit_all()))).await.into_iter().collect()
+    }
+
     /// A target does not serve from here on.
     pub(crate) fn retire(&self, target: TargetId) {
         assert!(self.serving.borrow_mut().remove(&target).is_some(), "target {target} served");

@@ -142,21 +142,21 @@ pub(crate) async fn run(parts: Rc<Parts>, target: TargetId) {
 pub(crate) async fn wait_idle(parts: &Parts) {
     let upto = parts.queue.committed();
     let busy = || -> Vec<TargetId> {
-        let serving = parts.elsewhere.serving().into_iter().map(|target| target.id());
-        serving.filter(|target| parts.queue.has_fresh_work(*target, upto)).collect()
+        let others = parts.elsewhere.others().filter(|target| parts.elsewhere.serves(*target));
+        others.filter(|target| parts.queue.has_fresh_work(*target, upto)).collect()
     };
     let answers = || parts.elsewhere.others().map(|target| parts.queue.answers_of(target)).sum::<u64>();
     let (mut seen, mut since) = (answers(), parts.env.now());
-    loop {
+    while !parts.is_stopped() && parts.env.now() < since + PATIENCE {
         let busy = busy();
-        if answers() > seen {
-            (seen, since) = (answers(), parts.env.now());
-        }
-        if busy.is_empty() || parts.is_stopped() || parts.env.now() >= since + PATIENCE {
+        if busy.is_empty() {
             break;
         }
         busy.into_iter().for_each(|target| parts.queue.wake(target));
         parts.env.sleep(Duration::from_millis(5)).await;
+        if answers() > seen {
+            (seen, since) = (answers(), parts.env.now());
+        }
     }
 }
 
@@ -231,6 +231,7 @@ async fn record(parts: &Parts, target: TargetId, done: &BTreeSet<u64>) -> Result
         }
         answers += 1;
     }
+    assert_eq!(writes.is_empty(), answers == 0, "each answer changes a row");
     if !writes.is_empty() {
         turn.commit_queue(writes).await?;
     }

@@ -6,7 +6,7 @@ use crate::names::Turn;
 use crate::parts::Parts;
 use crate::target::MetaTarget;
 use crate::{ROOT, ops};
-use futures_util::future::{join, join_all};
+use futures_util::future::join;
 use penstock_base::env::{timeout, yield_now};
 use penstock_base::features::GATEWAYS;
 use penstock_base::num::to_u32;
@@ -568,27 +568,25 @@ async fn cut_tails(parts: &Parts, session: u64) {
 /// nobody: then what it has may be lost.
 async fn make_durable(parts: &Parts, session: u64) {
     for attempt in 1..=LAST_COMMITS {
-        let others = parts.elsewhere.serving();
-        let of_others = join_all(others.iter().map(|target| scoped(target.commit_all())));
-        let (of_home, of_others) = join(scoped(parts.chunks.commit_all()), of_others).await;
-        let committed = of_others.into_iter().fold(of_home, Result::and).map_err(MetaError::from);
-        // Only now: rows of names must not be durable before the data that they speak of.
-        let error = match committed {
-            Ok(()) => match parts.flush().await {
-                Ok(()) => return,
-                Err(error) => error,
-            },
-            Err(error) => error,
-        };
-        if parts.is_stopped() {
-            return;
+        match try_make_durable(parts).await {
+            Ok(()) => return,
+            Err(_) if parts.is_stopped() => return,
+            Err(error) if attempt == LAST_COMMITS => {
+                tracing::error!(%error, session, "its last writes may be lost with this instance");
+            }
+            Err(error) => {
+                tracing::warn!(%error, session, "its last writes are not durable yet");
+                parts.env.sleep(COMMIT_AGAIN).await;
+            }
         }
-        match attempt < LAST_COMMITS {
-            true => tracing::warn!(%error, session, "its last writes are not durable yet"),
-            false => tracing::error!(%error, session, "its last writes may be lost with this instance"),
-        }
-        parts.env.sleep(COMMIT_AGAIN).await;
     }
+}
+
+async fn try_make_durable(parts: &Parts) -> Result<(), MetaError> {
+    let (home, others) = join(scoped(parts.chunks.commit_all()), scoped(parts.elsewhere.commit_all())).await;
+    home.and(others)?;
+    // Names and sizes too: the commit may have had nothing to do.
+    parts.flush().await
 }
 
 /// Ends a session in memory, if there is one of this number.

@@ -74,8 +74,7 @@ impl Node {
 
     /// Numbers of the targets that do not serve, and may serve another time.
     fn unchecked(&self) -> Vec<u32> {
-        let absent = self.absent().into_iter().filter(|absent| !absent.is_forgotten);
-        absent.map(|absent| absent.number.target().0).collect()
+        self.away().iter().map(|away| away.number.target().0).collect()
     }
 
     /// The targets of other stacks than that of the names.
@@ -90,7 +89,7 @@ impl Node {
             return Err(AdminError::Refused(why.into()));
         }
         // It would not be looked at again when it comes back, and names that were set back know less than it.
-        if let Some(absent) = self.absent().into_iter().find(|absent| !absent.is_forgotten)
+        if let Some(absent) = self.away().first()
             && self.restores.has(self.home().target_id())
             && !self.restores.may_lack
         {

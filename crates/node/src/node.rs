@@ -379,9 +379,14 @@ impl Node {
         self.absent.borrow().clone()
     }
 
+    /// The stacks that do not serve, and may serve another time.
+    pub(crate) fn away(&self) -> Vec<Absent> {
+        self.absent.borrow().iter().filter(|absent| !absent.is_forgotten).cloned().collect()
+    }
+
     /// True if a stack does not serve that may serve another time.
     pub(crate) fn is_incomplete(&self) -> bool {
-        self.absent.borrow().iter().any(|absent| !absent.is_forgotten)
+        !self.away().is_empty()
     }
 
     /// The stack of a target that does not serve.

@@ -223,7 +223,7 @@ impl Node {
                 "writes wait until all blocks of files are looked up: some may be marked as free".to_owned(),
             );
         }
-        reasons.extend(self.absent().iter().filter(|absent| !absent.is_forgotten).map(|absent| {
+        reasons.extend(self.away().iter().map(|absent| {
             format!(
                 "stack {} does not serve, and files with data on target {} lack it (`penstock fs damaged` names them): {}",
                 absent.number,

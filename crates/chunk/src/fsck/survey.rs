@@ -543,12 +543,12 @@ impl Survey {
     }
 
     /// Completes the check: blocks with two owners, bits against extents, and memory against both. `space` is
-    /// that of the moment of the rows, as are the loans about which lenders and this target do not agree yet.
+    /// that of the moment of the rows, as are the loans that may have none.
     pub(crate) async fn check(
         mut self,
         volumes: &Volumes,
         kv: &dyn KvRead,
-        (space, between): (&Space, BTreeSet<(TargetId, u64)>),
+        (space, may_lack_rows): (&Space, BTreeSet<(TargetId, u64)>),
         allocator: &Allocator,
     ) -> Result<TargetCheck, ChunkError> {
         if self.doubled.is_some() {
@@ -558,9 +558,7 @@ impl Survey {
             };
             for_each(kv, all_maps(), see).await?;
         }
-        let in_memory = |loan: &Borrowed| (loan.lender, loan.number);
-        self.check.loans.unrecorded = space.loans().values().map(in_memory).collect();
-        self.check.loans.unrecorded.extend(between);
+        self.check.loans.unrecorded = may_lack_rows;
         self.judge_bits();
         self.judge_counts();
         self.judge_memory(space);

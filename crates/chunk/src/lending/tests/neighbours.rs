@@ -69,7 +69,7 @@ fn a_suspended_lender_stops_nobody_who_can_do_without_it() {
         let files = fill_beyond(&targets[0], 12).await;
         assert_all_clean(benches, &targets).await;
         let lender = usize::from(first_loan(&targets[0]).1.lender.0 as u16);
-        benches[lender].drives.iter().for_each(|drive| drive.set_full(true));
+        set_full(&benches[lender], true);
         let (env, array) = (&benches[0].env, benches[lender].volume.array());
         for ino in 500..900 {
             let write = async {
@@ -111,7 +111,7 @@ fn a_suspended_lender_stops_nobody_who_can_do_without_it() {
         };
         let check = timeout(env, patience, check).await.expect("nor a check");
         assert!(check.findings.is_clean(), "stripes that wait for the lender: {:?}", check.findings.kept);
-        benches[lender].drives.iter().for_each(|drive| drive.set_full(false));
+        set_full(&benches[lender], false);
         benches[0].env.sleep(4 * REST).await;
         assert_eq!(fills(&targets[0], chunk_key(905, 0)).await, [0xbb; CHUNK as usize]);
     });
